@@ -1,0 +1,60 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-crash check fmt wheel clean
+
+BIN := .venv/bin
+# The newest Python of at least 3.11 that can make a virtual environment.
+PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+# More for pytest: make test ARGS="tests/unit -x"
+ARGS ?=
+PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadgroup
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: .venv/.installed ## Make .venv and install agentq with its tools into it (again only when pyproject.toml changes)
+
+.venv/.installed: pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+	  for p in python3.14 python3.13 python3.12 python3.11 python3; do \
+	    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 || continue; \
+	    echo "agentq: $$p cannot make a virtual environment; install its venv module (Debian, Ubuntu: apt-get install python3-venv) and run make again." >&2; exit 1; \
+	  done; \
+	  echo "agentq: no Python of at least 3.11 found; install one, or name it: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; \
+	fi
+	@$(BIN)/python -c '' 2>/dev/null || { echo "Making .venv with $(PYTHON)"; $(PYTHON) -m venv --clear .venv; }
+	@echo "Installing agentq and its tools into .venv (a minute or two the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[embedded,dev]'
+	@touch $@
+
+demo: setup ## Run an agent on two real workers, kill one of them, and watch the run go on
+	@$(BIN)/agentq demo
+
+test: setup ## Run the whole test suite (some of it: make test ARGS="tests/unit -x")
+	@$(PYTEST) $(ARGS)
+
+test-crash: setup ## Run only the tests that kill processes
+	@$(PYTEST) -m crash $(ARGS)
+
+check: setup ## Check format, lint, types and the layers of the architecture
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+fmt: setup ## Format the code and fix what the linter can fix
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+wheel: setup ## Build the wheel and try it in a throwaway environment
+	@rm -rf dist
+	@$(BIN)/python -m build --wheel --no-isolation --outdir dist
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && wheel=$$(ls "$$PWD"/dist/*.whl) && \
+	  $(BIN)/python -m venv "$$dir/venv" && \
+	  "$$dir/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$$wheel" && \
+	  cd "$$dir" && venv/bin/python -c 'import agentq, agentq_workers' && venv/bin/agentq --help >/dev/null && \
+	  echo "$$wheel installs and agentq --help answers"
+
+clean: ## Remove what these commands made, the virtual environment too
+	@rm -rf .venv .agentq build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,405 @@
+"""The face for producers: enqueue runs, wait for them, decide on them, from any process."""
+
+import getpass
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from agentq import embedded
+from agentq.agent import AgentSpec, make_limits
+from agentq.config import Settings, load
+from agentq.dispatch import Dispatcher
+from agentq.control import Control
+from agentq.errors import ConfigError, RunCancelledError, RunFailedError, WaitTimeoutError
+from agentq.heartbeat import Heartbeat
+from agentq.ids import new_id
+from agentq.limits import Limits
+from agentq.messages import Message
+from agentq.providers.registry import check, resolve
+from agentq.registry import by_name, unknown
+from agentq.results import to_json
+from agentq.run import Approval, Event, Progress, Result, Run, Status
+from agentq.services import Services
+from agentq.storage import enqueue, migrate, queries
+from agentq.storage.database import Database
+from agentq.storage.enqueue import NewRun
+from agentq.text import clean
+from agentq.wire import StepMessage, WakeUp
+
+logger = logging.getLogger(__name__)
+
+_NO_WORKER_SECS = 3.0
+
+
+class Client:
+    """A connection to agentq's database and broker, for producers and operators; thread-safe, made once a process.
+
+    Arguments that are not given come from ``AGENTQ_*``; where neither says anything, the embedded Postgres and broker
+    under ``.agentq/`` are started. Raises ConfigError for wrong settings; UnavailableError and SchemaOutdatedError come
+    from the calls that need the database.
+    """
+
+    def __init__(
+        self,
+        database_url: str | None = None,
+        broker_url: str | None = None,
+        *,
+        settings: Settings | None = None,
+        agents: Iterable[AgentSpec] = (),
+    ) -> None:
+        settings = settings or load(database_url=database_url, broker_url=broker_url)
+        self._embedded = embedded.start(settings.home) if settings.is_embedded else None
+        self.settings = with_embedded(settings, self._embedded)
+        self.database = Database(str(self.settings.database_url), pool_size=settings.db_pool_size)
+        if settings.database_url is None:
+            migrate.upgrade(self.database)
+        self.agents = by_name(agents)
+
+    @cached_property
+    def dispatcher(self) -> Dispatcher:
+        return _LateDispatcher(self.settings)
+
+    @cached_property
+    def control(self) -> Control:
+        """For decisions made here: cancel, approve, reject."""
+        return Control(
+            Services(
+                database=self.database,
+                agents=self.agents,
+                dispatcher=self.dispatcher,
+                heartbeat=Heartbeat(self.database, self.settings.lease_secs),
+                resolve=resolve,
+                worker=f"client@{socket.gethostname()}",
+                lease_secs=self.settings.lease_secs,
+            )
+        )
+
+    def close(self) -> None:
+        """Give back connections, and the embedded services where this client started them."""
+        self.database.dispose()
+        if self._embedded is not None:
+            self._embedded.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------------ runs
+
+    def enqueue(
+        self,
+        agent: str,
+        text: str,
+        *,
+        idempotency_key: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        context: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        thread: str | None = None,
+    ) -> "Handle":
+        """Store a run of ``agent`` for the message ``text`` and wake a worker; returns at once.
+
+        ``idempotency_key``: the same agent and key give the same run, however often they are sent. ``tags``: text to
+        text, searchable. ``context``: JSON values handed to tools as ``ctx.context``. ``limits``: changes to the agent's.
+        Raises UnknownAgentError, ConfigError for values that cannot be stored, ThreadBusyError, UnavailableError (nothing
+        is stored then). A broker that is away does not matter: workers find the run.
+        """
+        self._check_agent(agent)
+        new = NewRun(
+            id=new_id("run"),
+            agent=agent,
+            text=_text(text),
+            progress=Progress(limit_overrides=_overrides(limits)),
+            context=_json_object("context", context),
+            tags=_tags(tags),
+            idempotency_key=clean(idempotency_key) if idempotency_key is not None else None,
+            thread_id=thread,
+        )
+        with self.database.transaction() as connection:
+            run_id = enqueue.insert(connection, new)
+        if run_id == new.id:
+            self.control.saver.send([StepMessage(run_id, 0)])
+        return self.handle(run_id)
+
+    def _check_agent(self, name: str) -> None:
+        if name in self.agents:
+            return
+        with self.database.autocommit() as connection:
+            known = set(queries.known_agents(connection)) | set(self.agents)
+        if not known:
+            logger.warning("no worker has ever been started, so nobody knows agent %r yet", name)
+        elif name not in known:
+            raise unknown(name, known)
+
+    def handle(self, run_id: str) -> "Handle":
+        """A handle to a run by its id; nothing is read yet."""
+        return Handle(self, run_id)
+
+    def runs(
+        self,
+        *,
+        status: Status | None = None,
+        agent: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        before: str | None = None,
+        limit: int = 50,
+    ) -> list[Run]:
+        """The newest runs first; ``before`` is the last id of the page already seen."""
+        with self.database.autocommit() as connection:
+            return queries.runs(connection, status=status, agent=agent, tags=tags, before=before, limit=limit)
+
+    def approvals(self, *, run_id: str | None = None, status: str | None = "pending") -> list[Approval]:
+        """Calls that wait for a person, the oldest first; ``status=None`` gives the decided ones too."""
+        with self.database.autocommit() as connection:
+            return queries.approvals(connection, run_id=run_id, status=status)
+
+    def history(self, thread: str) -> tuple[Message, ...]:
+        """Every message of a thread, oldest first."""
+        with self.database.autocommit() as connection:
+            return queries.thread_messages(connection, thread)
+
+
+class Handle:
+    """One run, from any process."""
+
+    def __init__(self, client: Client, run_id: str) -> None:
+        self.client = client
+        self.id = run_id
+
+    def __repr__(self) -> str:
+        return f"Handle({self.id!r})"
+
+    def run(self) -> Run:
+        """The run as it is now. Raises RunNotFoundError."""
+        with self.client.database.autocommit() as connection:
+            return queries.run(connection, self.id)
+
+    def status(self) -> Status:
+        """Raises RunNotFoundError."""
+        with self.client.database.autocommit() as connection:
+            return queries.status(connection, self.id)
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait until the run has ended or waits for a person, ``timeout`` seconds at most (None: for ever).
+
+        Raises WaitTimeoutError, RunCancelledError, or what the run failed with (RunFailedError; LimitExceededError for
+        a limit). A run that waits for a person is a result with ``stop_reason == "needs_approval"``.
+        """
+        started, pause, warned = time.monotonic(), 0.01, False
+        while (status := self.status()) in ("queued", "running"):
+            waited = time.monotonic() - started
+            if timeout is not None and waited >= timeout:
+                raise WaitTimeoutError(
+                    f"run {self.id} is still {status} after {timeout:g} s; it goes on", run_id=self.id
+                )
+            if waited > _NO_WORKER_SECS and not warned:
+                warned = True
+                self._warn_without_worker()
+            left = float("inf") if timeout is None else timeout - waited
+            time.sleep(min(pause, max(left, 0.001)))
+            pause = min(pause * 1.3, 0.25)
+        return self.result()
+
+    def _warn_without_worker(self) -> None:
+        with self.client.database.autocommit() as connection:
+            workers = queries.workers(connection)
+        if not any(self.client.settings.queue in worker.queues for worker in workers):
+            logger.warning("run %s waits: no worker is running; start one with: agentq worker", self.id)
+
+    def result(self) -> Result:
+        """The result as it is now; raises as ``wait`` does where the run failed or was cancelled."""
+        with self.client.database.autocommit() as connection:
+            run = queries.run(connection, self.id)
+            messages = queries.messages(connection, self.id)
+            waiting = queries.approvals(connection, run_id=self.id) if run.status == "waiting" else []
+        if run.status == "cancelled":
+            raise RunCancelledError(f"run {self.id} was cancelled", run_id=self.id)
+        if run.error is not None:
+            error: RunFailedError = run.error.to_exception()
+            raise error
+        spec = self.client.agents.get(run.agent)
+        typed = spec is not None and spec.output is not None and run.stop_reason == "output"
+        return Result(
+            run_id=self.id,
+            status=run.status,
+            stop_reason="needs_approval" if run.status == "waiting" else run.stop_reason,
+            text=run.text,
+            output=spec.output.load(run.output) if typed and spec and spec.output else run.output,
+            usage=run.usage,
+            approvals=tuple(waiting),
+            messages=messages,
+        )
+
+    def events(self, *, after: int = 0, follow: bool = True, timeout: float | None = None) -> Iterator[Event]:
+        """Events from number ``after`` + 1 on, then new ones as they come until the run has ended or waits for a person.
+
+        ``follow=False`` stops at the newest; ``timeout`` bounds the wait in seconds. Raises RunNotFoundError.
+        """
+        give_up = float("inf") if timeout is None else time.monotonic() + timeout
+        while True:
+            # The status is read first: what is written before a run ends is then never missed.
+            status = self.status()
+            with self.client.database.autocommit() as connection:
+                events = queries.events(connection, self.id, after=after)
+            yield from events
+            after = events[-1].number if events else after
+            if not follow or status not in ("queued", "running") or time.monotonic() >= give_up:
+                return
+            time.sleep(0.05 if events else 0.1)
+
+    def messages(self) -> tuple[Message, ...]:
+        """The transcript of this run."""
+        with self.client.database.autocommit() as connection:
+            return queries.messages(connection, self.id)
+
+    def cancel(self) -> Status:
+        """Ask for the run's end and return its status: a call that is running may still come back, nothing new starts.
+
+        Raises RunNotFoundError. A run that has ended stays as it is.
+        """
+        return self.client.control.cancel(self.id).status
+
+    def approve(self, call_id: str, *, by: str | None = None) -> None:
+        """Let a waiting call run. Raises ApprovalNotPendingError when somebody was faster or the run has ended."""
+        self.client.control.decide_call(self.id, call_id, approved=True, decided_by=by or whoami())
+
+    def reject(self, call_id: str, *, reason: str | None = None, by: str | None = None) -> None:
+        """Do not let a waiting call run; the model sees ``reason``. Raises ApprovalNotPendingError."""
+        self.client.control.decide_call(
+            self.id, call_id, approved=False, decided_by=by or whoami(), reason=clean(reason) if reason else None
+        )
+
+
+class Agent(AgentSpec):
+    """A model, a set of tools and some instructions, run as a loop by workers.
+
+    ``model``: ``"provider:name"`` or a Provider; ``fallback``: models tried when it fails for good. ``tools``: functions
+    or ``@tool``. ``approve``: names of tools whose calls wait for a person. ``output``: a type the final answer must fit.
+    ``limits``: see Limits. ``on_tool_exception``: "report" shows type and message to the model, "fail" ends the run, a
+    function of the exception gives the text. ``model_settings`` are sent to the provider as they are.
+    Raises ConfigError that names what is wrong.
+    """
+
+    def __init__(self, name: str, **definition: Any) -> None:
+        super().__init__(name, **definition)
+        for model in self.models:
+            check(model)
+
+    def enqueue(self, text: str, *, client: Client | None = None, **options: Any) -> Handle:
+        """Store a run and wake a worker; options and errors as of ``Client.enqueue``."""
+        client = client or default_client()
+        client.agents.setdefault(self.name, self)
+        return client.enqueue(self.name, text, **options)
+
+    def run(self, text: str, *, timeout: float | None = None, **options: Any) -> Result:
+        """Enqueue and wait; see ``enqueue`` and ``Handle.wait`` for options and errors."""
+        return self.enqueue(text, **options).wait(timeout)
+
+    def thread(self, thread_id: str) -> "Thread":
+        """A stored conversation of this agent."""
+        return Thread(self, thread_id)
+
+
+class Thread:
+    """A conversation: each message sees everything said before. One run at a time."""
+
+    def __init__(self, agent: Agent, thread_id: str) -> None:
+        if not thread_id or len(thread_id) > 200 or clean(thread_id) != thread_id:
+            raise ConfigError("a thread id is a text of 1 to 200 characters")
+        self.agent = agent
+        self.id = thread_id
+
+    def enqueue(self, text: str, **options: Any) -> Handle:
+        """As ``Agent.enqueue``. Raises ThreadBusyError while another run of the thread has not ended."""
+        return self.agent.enqueue(text, thread=self.id, **options)
+
+    def send(self, text: str, *, timeout: float | None = None, **options: Any) -> Result:
+        """Enqueue and wait."""
+        return self.enqueue(text, **options).wait(timeout)
+
+    def history(self, *, client: Client | None = None) -> tuple[Message, ...]:
+        """Every message of the thread, oldest first."""
+        return (client or default_client()).history(self.id)
+
+
+class _LateDispatcher:
+    """Imports Celery and connects at the first message: a process that only reads needs neither."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def send(self, wake_up: WakeUp) -> None:
+        self._dispatcher.send(wake_up)
+
+    @cached_property
+    def _dispatcher(self) -> Dispatcher:
+        from agentq import producer  # noqa: PLC0415 - importing Celery takes longer than all the rest
+
+        app = producer.make_app(str(self._settings.broker_url), queue=self._settings.queue)
+        return producer.CeleryDispatcher(app, queue=self._settings.queue)
+
+
+_default: Client | None = None
+_default_lock = threading.Lock()
+
+
+def default_client() -> Client:
+    """The client of this process for ``Agent.run`` and ``Agent.enqueue``, made from ``AGENTQ_*`` at first use."""
+    global _default  # noqa: PLW0603 - one a process, as the variables are
+    with _default_lock:
+        if _default is None:
+            _default = Client()
+        return _default
+
+
+def with_embedded(settings: Settings, services: "embedded.Embedded | None") -> Settings:
+    """The settings with the embedded services' URLs where none is configured."""
+    if services is None:
+        return settings
+    urls = {
+        "database_url": settings.database_url or services.database_url,
+        "broker_url": settings.broker_url or services.broker_url,
+    }
+    return settings.model_copy(update=urls)
+
+
+def whoami() -> str:
+    """Who decides, when nobody is named: the user of this machine."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return socket.gethostname()
+
+
+def _text(text: str) -> str:
+    if not text.strip():
+        raise ConfigError("a run needs a message: a text that is not empty")
+    return text
+
+
+def _json_object(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+    try:
+        found = to_json(dict(value or {}))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what} must be a JSON object: {error}") from error
+    return dict(found)
+
+
+def _tags(tags: Mapping[str, str] | None) -> dict[str, str]:
+    found: dict[Any, Any] = dict(tags or {})
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ConfigError(f"tags map text to text; {key!r}: {value!r} does not")
+    return {clean(key): clean(value) for key, value in found.items()}
+
+
+def _overrides(limits: Mapping[str, Any] | None) -> dict[str, Any]:
+    changes = dict(limits or {})
+    make_limits(Limits(), changes, "limits")
+    return changes

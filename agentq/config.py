@@ -1,0 +1,78 @@
+"""Settings: ``AGENTQ_*`` variables, checked early, with the embedded services where nothing is configured."""
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from agentq.errors import ConfigError
+
+PREFIX = "AGENTQ_"
+
+
+class Settings(BaseModel):
+    """Everything that can be set, one field a variable: ``lease_secs`` is ``AGENTQ_LEASE_SECS``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    database_url: str | None = Field(default=None, description="Postgres, as postgresql://…; embedded when not set")
+    broker_url: str | None = Field(default=None, description="redis://…, amqp://…; embedded when not set")
+    agents: str = Field(default="", description="where agents are: module, module:name or file.py, comma-separated")
+    home: Path = Field(default=Path(".agentq"), description="folder of the embedded Postgres and broker")
+    queue: str = Field(default="agentq", description="prefix of the queues: NAME for steps, NAME.tools for tools")
+    lease_secs: float = Field(default=15.0, ge=1.0, description="a dead worker's step is taken over after this long")
+    db_pool_size: int = Field(default=5, ge=1, description="Postgres connections a process keeps at most")
+    concurrency: int = Field(default=16, ge=1, description="steps at once in a worker (threads)")
+    tool_concurrency: int = Field(default=4, ge=1, description="tool calls at once in a worker (processes)")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="of agentq worker")
+
+    @field_validator("queue")
+    @classmethod
+    def _queue_name(cls, value: str) -> str:
+        if not value.replace("-", "").replace("_", "").replace(".", "").isalnum():
+            raise ValueError("use letters, digits, '.', '-' and '_'")
+        return value
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether this process needs the embedded Postgres or broker."""
+        return self.database_url is None or self.broker_url is None
+
+    def environment(self) -> dict[str, str]:
+        """The variables that give another process the same settings."""
+        return {variable(name): str(value) for name, value in self if value is not None}
+
+
+def variable(field: str) -> str:
+    return PREFIX + field.upper()
+
+
+def load(environment: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+    """Settings from the environment; ``overrides`` that are not None win. Raises ConfigError naming the variable."""
+    environment = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    for name in Settings.model_fields:
+        if text := environment.get(variable(name)):
+            values[name] = text
+    values |= {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = variable(str(first["loc"][0]))
+        raise ConfigError(f"{name}={first['input']!r}: {first['msg']}; see deploy/agentq.env.example") from error
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """One line for each ``AGENTQ_`` variable that means nothing, with the nearest one that does."""
+    environment = os.environ if environment is None else environment
+    known = {variable(name) for name in Settings.model_fields}
+    lines = []
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in known and not name.startswith("AGENTQ_TEST_"):
+            near = difflib.get_close_matches(name, known, n=1)
+            lines.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+    return lines

@@ -1,0 +1,188 @@
+"""One step of one run, or one call of a batch, from claim to announcement."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from agentq.agent import AgentSpec, make_limits
+from agentq.control import Control
+from agentq.errors import AgentqError, ConfigError, ErrorInfo, LeaseLost, UnavailableError
+from agentq.heartbeat import Lease
+from agentq.limits import MAX_ATTEMPTS
+from agentq.run import Snapshot
+from agentq.saving import CallEnd, call_data, only_call
+from agentq.services import Services
+from agentq.steps.base import Done
+from agentq.steps.model import call_model
+from agentq.steps.recall import recall
+from agentq.steps.review import review
+from agentq.steps.tool_batch import CallDone, interrupted, run_call
+from agentq.storage import calls, steps
+from agentq.storage.calls import ClaimedCall
+from agentq.storage.rows import CallRef, Claim
+from agentq.storage.steps import NewEvent
+from agentq.transition import BatchOpened, CallsFinished, Failed, decide
+
+logger = logging.getLogger(__name__)
+
+# What a tool may take beyond its time limit before its lease is let go: the result still has to be saved.
+GRACE_SECS = 10.0
+# A run whose agent this worker does not have waits this long for a worker that has it.
+UNKNOWN_AGENT_SECS = 10.0
+
+_BODIES: dict[str, Callable[[Snapshot, AgentSpec, Services], Done]] = {
+    "recall": recall,
+    "model": call_model,
+    "review": review,
+}
+
+
+class Engine(Control):
+    """Does steps and calls for one process. Every method is safe to repeat and to run anywhere at the same time."""
+
+    # ------------------------------------------------------------------------------------------------ a step
+
+    def run_step(self, run_id: str, seq: int) -> None:
+        """Do the step after snapshot ``seq``; nothing happens when it is not ours to do.
+
+        Raises UnavailableError when the database is gone; the sweep repairs that.
+        """
+        services = self.services
+        with services.database.autocommit() as connection:
+            claimed = steps.claim(connection, run_id, seq, lease_secs=services.lease_secs, worker=services.worker)
+        if claimed is None:
+            logger.debug("run %s: step %d is taken or history", run_id, seq)
+            return
+        claim, snapshot = claimed
+        services.probe("claimed", snapshot.phase)
+        agent = services.agents.get(snapshot.agent)
+        if agent is None:
+            self._hand_back(claim, snapshot)
+            return
+        try:
+            self._do_step(claim, prepare(snapshot, agent), agent)
+        except LeaseLost as lost:
+            logger.info("%s", lost)
+
+    def _hand_back(self, claim: Claim, snapshot: Snapshot) -> None:
+        known = ", ".join(sorted(self.services.agents)) or "none"
+        logger.error("run %s needs agent %r; this worker has: %s (AGENTQ_AGENTS)", claim.run_id, snapshot.agent, known)
+        with self.services.database.transaction() as connection:
+            steps.release(connection, claim, delay_secs=UNKNOWN_AGENT_SECS, forgive=True)
+
+    def _do_step(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec) -> None:
+        started = time.monotonic()
+        only = only_call(snapshot)
+        at_most = only.timeout_secs + GRACE_SECS if only else None
+        with self.services.heartbeat.hold(claim.token, claim.run_id, at_most_secs=at_most) as lease:
+            try:
+                done = self._body(claim, snapshot, agent, lease)
+            except (LeaseLost, UnavailableError):
+                raise
+            except Exception as error:
+                logger.exception("run %s: the %s step failed", claim.run_id, snapshot.phase)
+                if claim.attempt < MAX_ATTEMPTS:
+                    self._try_again(claim, snapshot, error)
+                    return
+                done = Done(Failed(_internal(error)))
+            done.data["ms"] = round((time.monotonic() - started) * 1000)
+            self.services.probe("effect", snapshot.phase)
+            self.settle(claim, snapshot, done)
+
+    def _body(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, lease: Lease) -> Done:
+        if snapshot.phase != "tools":
+            return _BODIES[snapshot.phase](snapshot, agent, self.services)
+        only = only_call(snapshot)
+        if only is None:
+            return Done(BatchOpened(), {"calls": [call.tool for call in snapshot.pending]})
+        if claim.restarted and not only.idempotent:
+            # The server came up after this call was due: a claim that waited for no fsync may have been forgotten.
+            result = interrupted(only)
+            return Done(CallsFinished(((only.index, result),)), call_data(only.tool, result))
+        done = run_call(snapshot, only, agent, self.services, lease=lease, attempt=claim.attempt)
+        return Done(done.as_outcome(only.index), call_data(only.tool, done.result))
+
+    def _try_again(self, claim: Claim, snapshot: Snapshot, error: Exception) -> None:
+        data = {"phase": snapshot.phase, "attempt": claim.attempt, "error": type(error).__name__}
+        with self.services.database.transaction() as connection:
+            steps.release(connection, claim, delay_secs=float(claim.attempt), events=[NewEvent("step.failed", data)])
+
+    def settle(self, claim: Claim, snapshot: Snapshot, done: Done) -> None:
+        """Commit what a step brought and send what follows. Raises LeaseLost when the step is no longer ours."""
+        transition = decide(snapshot, done.outcome)
+        data = {"phase": snapshot.phase, "seq": snapshot.seq, "attempt": claim.attempt, "worker": self.services.worker}
+        retry = {"retry": transition.note} if transition.note else {}
+        event = NewEvent("step", data | done.data | retry)
+        committed, wake_ups = self.saver.commit(claim.token, transition, event, done.arguments)
+        self.services.probe("committed", snapshot.phase)
+        self.saver.send(wake_ups)
+        self.services.probe("announced", snapshot.phase)
+        self.after(committed)
+
+    # ------------------------------------------------------------------------------------------------ a call of a batch
+
+    def run_call(self, run_id: str, seq: int, index: int) -> CallEnd:
+        """Run one call of a batch. The answer says what follows, for the lane or for the chord's barrier to send."""
+        services = self.services
+        with services.database.autocommit() as connection:
+            claimed = calls.claim(
+                connection, run_id, seq, index, lease_secs=services.lease_secs, worker=services.worker
+            )
+        if claimed is None:
+            logger.debug("run %s: call %d of step %d is taken or history", run_id, index, seq)
+            return CallEnd()
+        services.probe("claimed", "call")
+        agent = services.agents.get(claimed.snapshot.agent)
+        if agent is None:
+            logger.error("run %s needs agent %r, which this worker does not have", run_id, claimed.snapshot.agent)
+            with services.database.autocommit() as connection:
+                # Not sent again at once: the sweep does that, and another worker may be the one to take it.
+                calls.rearm(connection, claimed)
+            return CallEnd()
+        try:
+            return self._do_call(claimed, agent)
+        except LeaseLost as lost:
+            logger.info("%s", lost)
+            return CallEnd()
+
+    def _do_call(self, claimed: ClaimedCall, agent: AgentSpec) -> CallEnd:
+        claim, call, started = claimed.claim, claimed.call, time.monotonic()
+        data: dict[str, object] = {"attempt": claim.attempt, "worker": self.services.worker}
+        if claim.restarted and not call.idempotent:
+            return self.finish_call(claimed.ref, CallDone(interrupted(call)), claim, data)
+        snapshot = prepare(claimed.snapshot, agent)
+        at_most = call.timeout_secs + GRACE_SECS
+        with self.services.heartbeat.hold(claim.token, claim.run_id, at_most_secs=at_most) as lease:
+            done = run_call(snapshot, call, agent, self.services, lease=lease, attempt=claim.attempt)
+            self.services.probe("effect", "call")
+            data |= {"ms": round((time.monotonic() - started) * 1000)}
+            return self.finish_call(claimed.ref, done, claim, data)
+
+    def finish_call(self, ref: CallRef, done: CallDone, claim: Claim, data: dict[str, object]) -> CallEnd:
+        """Save a call of a batch and see to the end of the run where it brings one. Raises LeaseLost."""
+        end, snapshot = self.saver.finish_call(ref, done, claim.token, data)
+        self.services.probe("committed", "call")
+        self.after(snapshot)
+        return end
+
+
+def prepare(snapshot: Snapshot, agent: AgentSpec) -> Snapshot:
+    """Fill in what the producer may not have known: the limits, and that there is nothing to recall."""
+    progress = snapshot.progress
+    if progress.limits is None:
+        try:
+            limits = make_limits(agent.limits, progress.limit_overrides, f"run {snapshot.run_id}")
+        except ConfigError:
+            # Checked when it was enqueued; a later release may know fewer limits.
+            limits = agent.limits
+        snapshot = replace(snapshot, progress=progress.model_copy(update={"limits": limits}))
+    if snapshot.phase == "recall" and not agent.has_recall:
+        snapshot = replace(snapshot, phase="model")
+    return snapshot
+
+
+def _internal(error: Exception) -> ErrorInfo:
+    if isinstance(error, AgentqError):
+        return ErrorInfo(code=error.code, message=error.message)
+    return ErrorInfo(code="internal_error", message=f"{type(error).__name__}: {error}"[:2000])

@@ -1,0 +1,34 @@
+"""Hooks: user code beside the loop that may watch a run, or end it."""
+
+from typing import Any
+
+from agentq.context import RunContext
+from agentq.messages import AssistantMessage, ToolCall, ToolResult
+
+
+class EndRun(Exception):  # noqa: N818 - reads as what it does
+    """Raise it in a hook to end the run now with ``output`` (a JSON value); the stop reason is ``hook_end``."""
+
+    def __init__(self, output: Any = None) -> None:
+        super().__init__("a hook ended the run")
+        self.output = output
+
+
+class Hooks:
+    """Override what you need. Hooks run in workers and may run again after a crash; any exception but EndRun is
+    recorded as an event and changes nothing."""
+
+    def before_model(self, ctx: RunContext) -> None:
+        """Before each model call, in the recall step."""
+
+    def after_model(self, ctx: RunContext, reply: AssistantMessage) -> None:
+        """After each reply, before its calls are looked at."""
+
+    def before_tool(self, ctx: RunContext, call: ToolCall) -> None:
+        """Before a tool runs; ``ctx.call_id`` says which call."""
+
+    def after_tool(self, ctx: RunContext, result: ToolResult) -> None:
+        """After a tool came back, with what the model will see."""
+
+    def on_end(self, ctx: RunContext, status: str) -> None:
+        """After the run has ended in a worker's step, at most once for each ending; a crash may lose it."""

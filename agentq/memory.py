@@ -1,0 +1,14 @@
+"""Long-term memory as the loop sees it: facts recalled before a model call."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from agentq.context import RunContext
+
+
+class Memory(Protocol):
+    """Anything with ``recall``. What it raises is recorded and the run goes on without facts."""
+
+    def recall(self, ctx: RunContext, text: str) -> Sequence[str]:
+        """Facts that may help with ``text``, the latest user message; each is shown to the model for this call only."""
+        ...

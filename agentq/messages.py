@@ -1,0 +1,109 @@
+"""The words of a conversation, the same for every provider: messages, tool calls, their results, and usage."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
+
+from agentq.text import clean
+
+
+class Value(BaseModel):
+    """A frozen value that is stored as JSON; unknown keys of newer releases are kept out, not refused."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class Usage(Value):
+    """Tokens of one or many model calls. ``None`` means that the provider did not say, which is not zero."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(**{name: _add(getattr(self, name), getattr(other, name)) for name in Usage.model_fields})
+
+    @property
+    def total(self) -> int:
+        """Input plus output, counting what is unknown as nothing."""
+        return (self.input_tokens or 0) + (self.output_tokens or 0)
+
+
+def _add(left: int | None, right: int | None) -> int | None:
+    return left if right is None else right if left is None else left + right
+
+
+class ToolCall(Value):
+    """What the model asked for. ``arguments`` is the JSON text exactly as it came."""
+
+    id: str
+    name: str
+    arguments: str
+
+    _clean = field_validator("id", "name", "arguments")(clean)
+
+
+class Reasoning(Value):
+    """A provider's own block (thinking, signature): goes back unchanged to the model that made it, and to no other."""
+
+    provider: str
+    model: str
+    data: dict[str, Any]
+
+
+Stop = Literal["final", "tool_calls", "length", "blocked"]
+
+
+class UserMessage(Value):
+    role: Literal["user"] = "user"
+    text: str
+
+    _clean = field_validator("text")(clean)
+
+
+class AssistantMessage(Value):
+    """One reply of a model. ``stop`` says why it ended; ``provider`` and ``model`` say who answered."""
+
+    role: Literal["assistant"] = "assistant"
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: tuple[Reasoning, ...] = ()
+    stop: Stop = "final"
+    provider: str = ""
+    model: str = ""
+
+    _clean = field_validator("text")(clean)
+
+
+ResultStatus = Literal["success", "error", "rejected"]
+
+
+class ToolResult(Value):
+    """What one call came back as. ``code`` names the kind of error; ``text`` is what the model sees, never empty."""
+
+    call_id: str
+    name: str
+    status: ResultStatus = "success"
+    code: str | None = None
+    text: str
+
+    _clean = field_validator("text")(clean)
+
+    @classmethod
+    def error(cls, call: ToolCall, code: str, text: str) -> Self:
+        return cls(call_id=call.id, name=call.name, status="error", code=code, text=text)
+
+
+class ToolMessage(Value):
+    role: Literal["tool"] = "tool"
+    result: ToolResult
+
+
+Message = Annotated[UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
+
+
+def load_message(payload: str) -> Message:
+    return _MESSAGE.validate_json(payload)

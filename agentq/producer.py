@@ -1,0 +1,113 @@
+"""Send wake-ups through Celery: the one module below the workers that imports it."""
+
+import threading
+from typing import Any
+
+from celery import Celery, chord
+from kombu.exceptions import OperationalError
+
+from agentq.errors import ConfigError, UnavailableError
+from agentq.wire import (
+    CALL_TASK,
+    STEP_QUEUE,
+    STEP_TASK,
+    BatchMessage,
+    CallMessage,
+    StepMessage,
+    WakeUp,
+)
+
+# What a publish raises while the broker is away, whichever the transport.
+BROKER_FAULTS = (OperationalError, ConnectionError, OSError)
+
+# Beyond a tool's own time limit, which the engine enforces: Celery's soft limit for a tool that swallowed it, then the
+# kill of its process.
+SOFT_GRACE_SECS, HARD_GRACE_SECS = 5.0, 10.0
+
+
+def make_app(broker_url: str, *, queue: str = STEP_QUEUE, name: str = "agentq") -> Celery:
+    """A Celery app that can send agentq's messages. Raises ConfigError for a broker URL nobody understands.
+
+    JSON only, results are not stored, lost connections are retried briefly: a wake-up may be lost, the sweep sends again.
+    """
+    if broker_url.startswith("agentq+file:"):
+        import agentq.embedded.broker  # noqa: F401, PLC0415 - registers the transport; costs nothing where unused
+    app = Celery(name, broker=broker_url, set_as_current=False)
+    app.conf.update(
+        task_serializer="json",
+        result_serializer="json",
+        accept_content=["json"],
+        task_ignore_result=True,
+        task_default_queue=queue,
+        broker_connection_timeout=3.0,
+        broker_transport_options={"socket_connect_timeout": 3.0, "socket_timeout": 10.0}
+        if broker_url.startswith("redis")
+        else {},
+        task_publish_retry=True,
+        task_publish_retry_policy={"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1},
+        task_send_sent_event=False,
+        worker_send_task_events=False,
+    )
+    try:
+        app.connection_for_write().transport  # noqa: B018 - building it checks the URL
+    except (KeyError, ImportError, ValueError) as error:
+        raise ConfigError("AGENTQ_BROKER_URL is not a broker Celery knows: redis://… or amqp://…") from error
+    return app
+
+
+def check_broker(app: Celery) -> None:
+    """Raises UnavailableError, naming the URL without its password, when the broker does not answer in a few seconds."""
+    connection = app.connection_for_write()
+    try:
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_step=1, timeout=3)
+    except Exception as error:
+        raise _unavailable(connection.as_uri(), error) from error
+    finally:
+        connection.release()
+
+
+def _unavailable(uri: str, error: Exception) -> UnavailableError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UnavailableError(f"the broker at {uri} cannot be used: {reason}; check AGENTQ_BROKER_URL", url=uri)
+
+
+class CeleryDispatcher:
+    """Sends each wake-up as the Celery task it is; queues get the app's prefix."""
+
+    def __init__(self, app: Celery, *, queue: str = STEP_QUEUE) -> None:
+        self._app = app
+        self._prefix = queue
+        self._lock = threading.Lock()
+
+    def send(self, wake_up: WakeUp) -> None:
+        try:
+            self.signature(wake_up).apply_async()
+        except BROKER_FAULTS as error:
+            raise _unavailable(self._app.connection_for_write().as_uri(), error) from error
+
+    def signature(self, wake_up: WakeUp) -> Any:
+        """The Celery signature of a wake-up: a task, or a chord for a batch."""
+        match wake_up:
+            case StepMessage():
+                return self._task(STEP_TASK, (wake_up.run_id, wake_up.seq), wake_up.queue, wake_up.timeout_secs)
+            case CallMessage():
+                ids = (wake_up.run_id, wake_up.seq, wake_up.index)
+                return self._task(CALL_TASK, ids, wake_up.queue, wake_up.timeout_secs)
+            case BatchMessage():
+                return chord(
+                    [self.signature(lane) for lane in wake_up.lanes], self.signature(wake_up.body), app=self._app
+                )
+
+    def _task(self, name: str, ids: tuple[Any, ...], queue: str, timeout_secs: float | None) -> Any:
+        options: dict[str, Any] = {"queue": physical(queue, self._prefix)}
+        if timeout_secs is not None:
+            options["soft_time_limit"] = timeout_secs + SOFT_GRACE_SECS
+            options["time_limit"] = timeout_secs + HARD_GRACE_SECS
+        return self._app.signature(name, args=ids, immutable=True, **options)
+
+
+def physical(queue: str, prefix: str) -> str:
+    """The broker's name of a queue: agentq's own two carry the prefix, a user's stays as it is."""
+    if queue == STEP_QUEUE or queue.startswith(f"{STEP_QUEUE}."):
+        return prefix + queue.removeprefix(STEP_QUEUE)
+    return queue

@@ -1,0 +1,1 @@
+"""Model providers: one adapter a wire format, all behind the same one-method protocol."""

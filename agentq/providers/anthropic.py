@@ -1,0 +1,121 @@
+"""Anthropic's Messages API. Not streamed in this release."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentq.messages import AssistantMessage, ToolMessage, UserMessage
+from agentq.providers.anthropic_reply import is_sendable, read_reply
+from agentq.providers.base import ModelReply, ModelRequest, ToolSpec
+from agentq.providers.endpoint import Endpoint, Secret
+from agentq.providers.transcript import IdRule, SentIds, arguments_object, kept_blocks, sent_name
+
+DEFAULT_MAX_TOKENS = 8192
+_CALL_IDS = IdRule(r"[a-zA-Z0-9_-]{1,64}", 32)
+
+
+class Anthropic:
+    """Claude, by its own API.
+
+    The API wants ``max_tokens`` with each request: 8192 unless the agent's settings say something else (a model with
+    a lower maximum, or a thinking budget above it, needs the setting). The key is in ANTHROPIC_API_KEY, or a bearer
+    token in ANTHROPIC_AUTH_TOKEN. ``model`` is used where an agent is given this object instead of a string.
+    """
+
+    def __init__(
+        self,
+        name: str = "anthropic",
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        model: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.model = model
+        self._endpoint = Endpoint(
+            name,
+            Secret("ANTHROPIC_API_KEY", api_key),
+            default_url="https://api.anthropic.com",
+            base_url=base_url,
+            base_url_variable="ANTHROPIC_BASE_URL",
+            key_header="x-api-key",
+            bearer=Secret("ANTHROPIC_AUTH_TOKEN"),
+            headers={"anthropic-version": "2023-06-01", **(headers or {})},
+        )
+
+    @property
+    def name(self) -> str:
+        return self._endpoint.name
+
+    def __repr__(self) -> str:
+        return f"Anthropic({self.name!r})"
+
+    def complete(self, request: ModelRequest) -> ModelReply:
+        document = self._endpoint.post("/v1/messages", request_body(request, self.name), request.timeout_secs)
+        return read_reply(document, self.name, request.model)
+
+
+def request_body(request: ModelRequest, name: str) -> dict[str, Any]:
+    """The request as it is sent: beside ``max_tokens`` nothing in it that was not asked for."""
+    body = {key: value for key, value in request.settings.items() if key != "stream"}
+    # The setting's name at OpenAI, so that one agent can have models of both.
+    most = body.pop("max_completion_tokens", DEFAULT_MAX_TOKENS)
+    body = {"max_tokens": most, **body, "model": request.model, "messages": _messages(request, name)}
+    if request.instructions.strip():
+        body["system"] = request.instructions
+    if request.tools:
+        body["tools"] = [*body.get("tools", ()), *map(_tool, request.tools)]
+    return body
+
+
+def _tool(spec: ToolSpec) -> dict[str, Any]:
+    tool: dict[str, Any] = {"name": spec.name, "input_schema": {"properties": {}, **spec.parameters}}
+    if spec.description:
+        tool["description"] = spec.description
+    return tool
+
+
+def _messages(request: ModelRequest, name: str) -> list[dict[str, Any]]:
+    """Turns that alternate. All results of one reply are in the one user turn after it, before any text."""
+    turns: list[dict[str, Any]] = []
+    ids = SentIds(_CALL_IDS)
+    for message in request.messages:
+        match message:
+            case UserMessage():
+                role, blocks = "user", _text(message.text)
+            case ToolMessage():
+                role, blocks = "user", [_result(message, ids)]
+            case AssistantMessage():
+                role, blocks = "assistant", _reply(message, name, request.model, ids)
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += blocks
+        elif blocks:
+            turns.append({"role": role, "content": blocks})
+    return turns
+
+
+def _text(text: str) -> list[dict[str, Any]]:
+    # A block without a visible character is refused.
+    return [{"type": "text", "text": text}] if text.strip() else []
+
+
+def _result(message: ToolMessage, ids: SentIds) -> dict[str, Any]:
+    result = message.result
+    block = {"type": "tool_result", "tool_use_id": ids.for_result(result.call_id), "content": result.text}
+    return block if result.status == "success" else {**block, "is_error": True}
+
+
+def _reply(message: AssistantMessage, name: str, model: str, ids: SentIds) -> list[dict[str, Any]]:
+    """The reply's blocks in the order they came: what was kept is put back in its place between text and calls."""
+    calls = [
+        {"type": "tool_use", "id": sent_id, "name": sent_name(call.name), "input": arguments_object(call.arguments)}
+        for sent_id, call in zip(ids.for_calls(message.calls), message.calls, strict=True)
+    ]
+    if not calls and not message.text.strip():
+        return []
+    blocks: list[dict[str, Any]] = []
+    chars = made = 0
+    for kept in kept_blocks(message, name, model):
+        if is_sendable(kept.value):
+            blocks += _text(message.text[chars : kept.chars]) + calls[made : kept.calls] + [kept.value]
+            chars, made = max(chars, kept.chars), max(made, kept.calls)
+    return blocks + _text(message.text[chars:]) + calls[made:]

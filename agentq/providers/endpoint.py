@@ -1,0 +1,84 @@
+"""Where a provider is, how it wants its key, and one exchange with it: the document of a good answer, or an error."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentq.errors import ProviderError
+from agentq.providers.faults import http_fault
+from agentq.providers.http import post_json
+
+_HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
+
+
+class Secret:
+    """A key given in code, else the one in the environment when it is asked for. No repr, pickle or copy has it."""
+
+    def __init__(self, variable: str, value: str | None = None) -> None:
+        self.variable = variable
+        self._value = value
+
+    def read(self) -> str:
+        """The key, or "" when there is none. Raises ProviderError for one that no header can carry."""
+        value = (self._value or os.environ.get(self.variable, "")).strip()
+        if value and not _HEADER_SAFE.fullmatch(value):
+            raise ProviderError("auth_failed", f"the key in {self.variable} has a character that no key has")
+        return value
+
+    def __repr__(self) -> str:
+        return f"Secret({self.variable!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Secret, (self.variable,)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One provider's address and key. Environment variables are read at each call, so none is stored with a run.
+
+    ``base_url`` wins over the variable, the variable over ``default_url``. ``bearer`` is a second secret that goes
+    into ``Authorization`` where the first one goes into ``key_header``.
+    """
+
+    name: str
+    secret: Secret
+    default_url: str = ""
+    base_url: str | None = None
+    base_url_variable: str = ""
+    key_header: str = "authorization"
+    key_required: bool = True
+    bearer: Secret | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    header_variables: Mapping[str, str] = field(default_factory=dict)
+
+    def post(self, path: str, body: Mapping[str, Any], timeout_secs: float) -> dict[str, Any]:
+        """The JSON object of a good answer. Raises ProviderError for everything else."""
+        key, headers = self._key()
+        for header, variable in self.header_variables.items():
+            if value := os.environ.get(variable, "").strip():
+                headers[header] = value
+        headers = {"content-type": "application/json", "accept": "application/json", **headers, **self.headers}
+        reply = post_json(self._url() + path, headers, body, timeout_secs)
+        fault = http_fault(self.name, reply, key=key)
+        if fault is not None:
+            raise fault
+        document: dict[str, Any] = reply.document
+        return document
+
+    def _key(self) -> tuple[str, dict[str, str]]:
+        if key := self.secret.read():
+            return key, {self.key_header: f"Bearer {key}" if self.key_header == "authorization" else key}
+        if self.bearer is not None and (key := self.bearer.read()):
+            return key, {"authorization": f"Bearer {key}"}
+        if self.key_required:
+            raise ProviderError("auth_failed", f"there is no key for {self.name}: set {self.secret.variable}")
+        return "", {}
+
+    def _url(self) -> str:
+        url = self.base_url or os.environ.get(self.base_url_variable, "").strip() or self.default_url
+        if not url.startswith(("http://", "https://")):
+            where = "base_url" if self.base_url or not self.base_url_variable else self.base_url_variable
+            raise ProviderError("request_rejected", f"{self.name} has no http(s) address: set {where}")
+        return url.rstrip("/")

@@ -1,0 +1,190 @@
+"""One JSON request over HTTP within one total time: the only module that knows httpx."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import httpx
+
+from agentq.errors import ConfigError, ProviderError
+
+CONNECT_SECS = 10.0
+# Below the 5 s after which uvicorn (vLLM and others) drops an idle connection, so that none is used as it closes.
+IDLE_SECS = 4.0
+MAX_BODY_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class HttpReply:
+    """An answer with any status. Header names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "replace")
+
+    @cached_property
+    def document(self) -> Any:
+        """The body as JSON, or None when it is something else (HTML, Latin-1, cut in the middle)."""
+        try:
+            return json.loads(self.body.decode("utf-8-sig"))
+        except (ValueError, RecursionError):
+            return None
+
+
+def post_json(url: str, headers: Mapping[str, str], body: Mapping[str, Any], timeout_secs: float) -> HttpReply:
+    """POST ``body`` and read the whole answer; redirects are not followed, for the key would go with them.
+
+    ``timeout_secs`` bounds all of it: connecting, waiting, and a body that comes in drips. Raises ProviderError
+    ``network`` with a text that never has a header or more of the URL than host and port.
+    """
+    content = _encode(body)
+    host = _host(url)
+    _clock.deadline = time.monotonic() + timeout_secs
+    try:
+        return _exchange(url, {"accept-encoding": "identity", **headers}, content, timeout_secs)
+    except httpx.ConnectTimeout as error:
+        raise ProviderError("network", f"cannot connect to {host} in time") from error
+    except httpx.TimeoutException as error:
+        raise ProviderError("network", f"no complete answer from {host} within {timeout_secs:g} s") from error
+    except httpx.ConnectError as error:
+        raise ProviderError("network", f"cannot connect to {host}: {_short(error)}") from error
+    except (httpx.LocalProtocolError, httpx.InvalidURL, httpx.UnsupportedProtocol, UnicodeError) as error:
+        # These quote what they refuse, and that may be the header with the key: neither text nor cause is kept.
+        raise ProviderError("network", f"the request to {host} cannot be sent ({type(error).__name__})") from None
+    except httpx.HTTPError as error:
+        raise ProviderError("network", f"the exchange with {host} broke off: {_short(error)}") from error
+    finally:
+        _clock.deadline = None
+
+
+def _exchange(url: str, headers: Mapping[str, str], content: bytes, timeout_secs: float) -> HttpReply:
+    left = _left(timeout_secs)
+    timeout = httpx.Timeout(left, connect=_left(CONNECT_SECS))
+    with _client().stream("POST", url, headers=dict(headers), content=content, timeout=timeout) as response:
+        received = bytearray()
+        for chunk in response.iter_bytes():
+            received += chunk
+            _left(timeout_secs)
+            if len(received) > MAX_BODY_BYTES:
+                raise ProviderError("reply_invalid", f"the answer is larger than {MAX_BODY_BYTES >> 20} MB")
+        names = {name.lower(): value for name, value in response.headers.items()}
+        return HttpReply(response.status_code, names, bytes(received))
+
+
+def _encode(body: Mapping[str, Any]) -> bytes:
+    # ASCII only: a lone surrogate in a signed block has no UTF-8 form, but goes back as the escape it came as.
+    try:
+        return json.dumps(body, allow_nan=False, separators=(",", ":")).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProviderError("request_rejected", f"the request has no JSON form, see the settings: {error}") from error
+
+
+def _short(error: Exception) -> str:
+    # A broken status line is quoted in full, however long it is.
+    return str(error)[:200] or type(error).__name__
+
+
+def _host(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return "the given address"
+    return f"{parsed.host}:{parsed.port}" if parsed.port else parsed.host or "the given address"
+
+
+# ---------------------------------------------------------------------------------------------- the clock
+
+
+class _Clock(threading.local):
+    deadline: float | None = None
+
+
+_clock = _Clock()
+
+
+def _left(wanted: float | None) -> float | None:
+    """``wanted`` seconds, or what is left of this thread's call if that is less."""
+    if _clock.deadline is None:
+        return wanted
+    left = _clock.deadline - time.monotonic()
+    if left <= 0:
+        raise httpx.ReadTimeout("the time of the whole call is up")
+    return left if wanted is None else min(wanted, left)
+
+
+class _TimedStream:
+    """A network stream that never waits longer than the call has left, however small the drips."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data: bytes = self._inner.read(max_bytes, timeout=_left(timeout))
+        return data
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._inner.write(buffer, timeout=_left(timeout))
+
+    def start_tls(self, ssl_context: Any, server_hostname: str | None = None, timeout: float | None = None) -> Any:
+        return _TimedStream(self._inner.start_tls(ssl_context, server_hostname, timeout=_left(timeout)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _TimedBackend:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def connect_tcp(self, host: str, port: int, timeout: float | None = None, **options: Any) -> _TimedStream:
+        return _TimedStream(self._inner.connect_tcp(host, port, timeout=_left(timeout), **options))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+# ---------------------------------------------------------------------------------------------- one client a process
+
+_clients: dict[int, httpx.Client] = {}
+_lock = threading.Lock()
+
+
+def _client() -> httpx.Client:
+    """This process's client; a forked child makes its own, or the two would read each other's answers."""
+    pid = os.getpid()
+    if pid not in _clients:
+        with _lock:
+            if pid not in _clients:
+                _clients[pid] = _new_client()
+    return _clients[pid]
+
+
+def _new_client() -> httpx.Client:
+    # As many connections as there are threads: a pool limit would only make a model call wait for another one.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=IDLE_SECS)
+    try:
+        client = httpx.Client(limits=limits, follow_redirects=False)
+    except (ImportError, OSError, ValueError) as error:
+        raise ConfigError(f"the HTTP client cannot start, look at the proxy and SSL variables: {error}") from error
+    # httpx's timeouts count from each byte to the next and it has no public place for another clock (0.28).
+    for transport in (client._transport, *client._mounts.values()):
+        if (pool := getattr(transport, "_pool", None)) is not None:
+            pool._network_backend = _TimedBackend(pool._network_backend)
+    return client
+
+
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it at the fork
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -1,0 +1,145 @@
+"""Chat Completions, as OpenAI and the many servers compatible with it speak it. Not streamed in this release."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentq.messages import AssistantMessage, ToolMessage, UserMessage
+from agentq.providers.base import ModelReply, ModelRequest, ToolSpec
+from agentq.providers.chat_reply import read_reply
+from agentq.providers.endpoint import Endpoint, Secret
+from agentq.providers.profiles import PROFILES, Profile, variable
+from agentq.providers.transcript import SentIds, arguments_object, kept_blocks, result_text, sent_name
+
+
+class OpenAIChat:
+    """A server that speaks Chat Completions.
+
+    A ``name`` of ``PROFILES`` brings its address and ways; any other one needs ``base_url``, its key is in
+    ``<NAME>_API_KEY``. ``model`` is used where an agent is given this object instead of a "provider:model" string.
+    Settings of an agent are sent as they are, but for the name of ``max_tokens``, which differs from server to server.
+    """
+
+    def __init__(
+        self,
+        name: str = "openai",
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        model: str = "",
+        headers: Mapping[str, str] | None = None,
+        profile: Profile | None = None,
+    ) -> None:
+        self._profile = profile or PROFILES.get(name) or Profile(key_required=False)
+        self.model = model
+        self._endpoint = Endpoint(
+            name,
+            Secret(variable(name, "API_KEY"), api_key),
+            default_url=self._profile.base_url,
+            base_url=base_url,
+            base_url_variable=variable(name, "BASE_URL"),
+            key_required=self._profile.key_required,
+            headers=dict(headers or {}),
+            header_variables=self._profile.header_variables,
+        )
+
+    @property
+    def name(self) -> str:
+        return self._endpoint.name
+
+    def __repr__(self) -> str:
+        return f"OpenAIChat({self.name!r})"
+
+    def complete(self, request: ModelRequest) -> ModelReply:
+        body = request_body(request, self.name, self._profile)
+        document = self._endpoint.post("/chat/completions", body, request.timeout_secs)
+        return read_reply(document, self.name, request.model)
+
+
+def request_body(request: ModelRequest, name: str, profile: Profile) -> dict[str, Any]:
+    """The request as it is sent: nothing in it that was not asked for."""
+    body = {key: value for key, value in request.settings.items() if key != "stream"}
+    for key in ("max_tokens", "max_completion_tokens"):
+        if key in body:
+            body[profile.max_tokens_field] = body.pop(key)
+    body |= {"model": request.model, "messages": _messages(request, name, profile)}
+    if request.tools:
+        body["tools"] = [*body.get("tools", ()), *map(_tool, request.tools)]
+    return body
+
+
+def _tool(spec: ToolSpec) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": spec.name, "parameters": {"properties": {}, **spec.parameters}}
+    if spec.description:
+        function["description"] = spec.description
+    return {"type": "function", "function": function}
+
+
+def _messages(request: ModelRequest, name: str, profile: Profile) -> list[dict[str, Any]]:
+    writer = _Writer(request, name, profile)
+    for position, message in enumerate(request.messages):
+        writer.add(message, position)
+    return writer.sent
+
+
+@dataclass
+class _Writer:
+    request: ModelRequest
+    name: str
+    profile: Profile
+    sent: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._ids = SentIds(self.profile.call_ids)
+        users = [i for i, message in enumerate(self.request.messages) if isinstance(message, UserMessage)]
+        self._loop_start = 0 if self.profile.reasoning_back == "always" else max(users, default=0)
+        if self.request.instructions.strip():
+            self.sent.append({"role": "system", "content": self.request.instructions})
+
+    def add(self, message: UserMessage | AssistantMessage | ToolMessage, position: int) -> None:
+        match message:
+            case UserMessage():
+                self._add_user(message)
+            case ToolMessage(result=result):
+                sent_id = self._ids.for_result(result.call_id)
+                self.sent.append({"role": "tool", "tool_call_id": sent_id, "content": result_text(result)})
+            case AssistantMessage():
+                self._add_assistant(message, with_reasoning=position >= self._loop_start)
+
+    def _add_user(self, message: UserMessage) -> None:
+        if not self.profile.user_after_tool and self.sent and self.sent[-1]["role"] == "tool":
+            self.sent.append({"role": "assistant", "content": "OK."})
+        self.sent.append({"role": "user", "content": message.text})
+
+    def _add_assistant(self, message: AssistantMessage, *, with_reasoning: bool) -> None:
+        ids = self._ids.for_calls(message.calls)
+        if not message.text and not message.calls:
+            return  # An empty turn is refused by most servers.
+        sent: dict[str, Any] = {"role": "assistant", "content": message.text}
+        if message.calls:
+            sent["tool_calls"] = [
+                {
+                    "id": sent_id,
+                    "type": "function",
+                    "function": {"name": sent_name(call.name), "arguments": _arguments(call.arguments)},
+                }
+                for sent_id, call in zip(ids, message.calls, strict=True)
+            ]
+        if with_reasoning:
+            for block in kept_blocks(message, self.name, self.request.model):
+                _add_reasoning(sent, block.value)
+        self.sent.append(sent)
+
+
+def _arguments(text: str) -> str:
+    # The very text the model wrote, as long as it is what it should be: prompt caches compare bytes.
+    return text if arguments_object(text) or text.strip() == "{}" else "{}"
+
+
+def _add_reasoning(sent: dict[str, Any], block: dict[str, Any]) -> None:
+    chunks = block.get("content")
+    if chunks is None:
+        sent |= block
+    else:
+        text = [{"type": "text", "text": sent["content"]}] if sent["content"] else []
+        sent["content"] = [*chunks, *text]

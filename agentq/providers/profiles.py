@@ -1,0 +1,56 @@
+"""The servers that speak Chat Completions: where they are, and in what they differ."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agentq.providers.transcript import IdRule
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One server's address and switches.
+
+    ``reasoning_back`` says how long its reasoning goes back: with every request, or only while the tool calls that it
+    led to are being answered. ``user_after_tool`` is false where a user message may not follow a tool result.
+    """
+
+    base_url: str = ""
+    key_required: bool = True
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    call_ids: IdRule | None = None
+    reasoning_back: Literal["tool_loop", "always"] = "tool_loop"
+    user_after_tool: bool = True
+    header_variables: Mapping[str, str] = field(default_factory=dict)
+
+
+PROFILES: dict[str, Profile] = {
+    "openai": Profile(
+        "https://api.openai.com/v1",
+        max_tokens_field="max_completion_tokens",
+        call_ids=IdRule(r"[a-zA-Z0-9_-]{1,40}", 24),
+        header_variables={"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"},
+    ),
+    "groq": Profile("https://api.groq.com/openai/v1"),
+    "mistral": Profile(
+        "https://api.mistral.ai/v1",
+        call_ids=IdRule(r"[a-zA-Z0-9]{9}", 9),
+        reasoning_back="always",
+        user_after_tool=False,
+    ),
+    "openrouter": Profile("https://openrouter.ai/api/v1", reasoning_back="always"),
+    "deepseek": Profile("https://api.deepseek.com"),
+    "xai": Profile("https://api.x.ai/v1"),
+    "together": Profile("https://api.together.xyz/v1"),
+    "fireworks": Profile("https://api.fireworks.ai/inference/v1"),
+    "cerebras": Profile("https://api.cerebras.ai/v1"),
+    "ollama": Profile("http://localhost:11434/v1", key_required=False),
+    "vllm": Profile("http://localhost:8000/v1", key_required=False),
+    "llamacpp": Profile("http://localhost:8080/v1", key_required=False),
+    "lmstudio": Profile("http://localhost:1234/v1", key_required=False),
+}
+
+
+def variable(name: str, what: Literal["API_KEY", "BASE_URL"]) -> str:
+    """The environment variable of a provider: ``openai`` has OPENAI_API_KEY and OPENAI_BASE_URL."""
+    return f"{''.join(c if c.isalnum() else '_' for c in name).upper()}_{what}"

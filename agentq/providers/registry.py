@@ -1,0 +1,58 @@
+"""From a "provider:model" string to the provider that answers it."""
+
+import difflib
+import re
+from collections.abc import Callable
+
+from agentq.errors import ConfigError
+from agentq.providers.anthropic import Anthropic
+from agentq.providers.base import Provider
+from agentq.providers.openai_chat import OpenAIChat
+from agentq.providers.profiles import PROFILES
+
+KNOWN = ("openai", "anthropic", *(name for name in PROFILES if name != "openai"))
+_BARE = ((re.compile(r"gpt-|chatgpt-|o\d"), "openai"), (re.compile(r"claude-"), "anthropic"))
+
+
+def check(model: object) -> None:
+    """Raise ConfigError unless ``model`` is a provider or a string that names a known one. Asks for no key yet."""
+    if isinstance(model, str):
+        _split(model)
+    elif not callable(getattr(model, "complete", None)) or not isinstance(getattr(model, "name", None), str):
+        raise ConfigError(f"a model is a string like 'openai:gpt-5.2' or a provider, not a {type(model).__name__}")
+
+
+def resolve(model: str | Provider) -> tuple[Provider, str]:
+    """The provider, and the name it knows the model by. Raises ConfigError as ``check`` does.
+
+    A string is split at its first colon: Ollama's tags have colons of their own. A provider object is asked for its
+    ``model`` attribute; one without it gets its own name.
+    """
+    check(model)
+    if isinstance(model, str):
+        name, model_name = _split(model)
+        make: Callable[[str], Provider] = Anthropic if name == "anthropic" else OpenAIChat
+        return make(name), model_name
+    return model, getattr(model, "model", "") or model.name
+
+
+def _split(model: str) -> tuple[str, str]:
+    name, colon, rest = (part.strip() for part in model.partition(":"))
+    if not colon or not rest:
+        raise ConfigError(f"the model {model!r} has no provider{_suggest(model)}")
+    if name not in KNOWN:
+        near = difflib.get_close_matches(name.lower(), KNOWN, n=1)
+        hint = f"did you mean '{near[0]}:{rest}'? " if near else ""
+        raise ConfigError(f"the model {model!r} names no known provider; {hint}Known are {', '.join(KNOWN)}")
+    return name, rest
+
+
+def _suggest(model: str) -> str:
+    """What a name without a colon was meant to be: LiteLLM has a slash there, and known families can be guessed."""
+    name, slash, rest = model.strip(": ").partition("/")
+    if slash and name in KNOWN and rest:
+        return f"; did you mean '{name}:{rest}'?"
+    for pattern, provider in _BARE:
+        if pattern.match(model):
+            return f"; did you mean '{provider}:{model}'?"
+    return f"; write 'provider:model', with one of {', '.join(KNOWN)}"

@@ -1,0 +1,115 @@
+"""The rule that finds what was lost: expired leases, wake-ups that never arrived, parents that were never told."""
+
+import logging
+
+from agentq.engine import Engine
+from agentq.errors import AgentqError, ErrorInfo, LeaseLost
+from agentq.limits import MAX_ATTEMPTS
+from agentq.run import OpenCall, Snapshot
+from agentq.saving import CallEnd, call_data, only_call
+from agentq.steps.base import Done
+from agentq.steps.tool_batch import CallDone, crashed, interrupted, timed_out
+from agentq.storage import calls, leases, steps
+from agentq.storage.leases import Due
+from agentq.storage.rows import Claim
+from agentq.storage.steps import NewEvent
+from agentq.transition import CallsFinished, Cancelled, Failed
+from agentq.wire import WakeUp
+
+logger = logging.getLogger(__name__)
+
+
+def sweep(engine: Engine, *, limit: int = 100) -> int:
+    """One round; the answer is how much there was to look at. Any number of processes may sweep at the same time."""
+    with engine.services.database.autocommit() as connection:
+        found = leases.due(connection, limit=limit)
+    for due in found:
+        try:
+            _look_at(engine, due)
+        except LeaseLost as lost:
+            logger.info("%s", lost)
+        except AgentqError as error:
+            logger.warning("run %s could not be looked after, trying again: %s", due.run_id, error)
+    return len(found)
+
+
+def _look_at(engine: Engine, due: Due) -> None:
+    if due.kind == "run" and due.status in ("completed", "failed", "cancelled"):
+        engine.tell_parent(due.run_id)
+    elif due.kind == "run" and due.leased:
+        _recover_step(engine, due)
+    elif due.kind == "call" and due.leased:
+        _recover_call(engine, due)
+    else:
+        engine.saver.send(_announce_again(engine, due))
+
+
+def _announce_again(engine: Engine, due: Due) -> list[WakeUp]:
+    with engine.services.database.autocommit() as connection:
+        if due.kind == "run":
+            step = leases.reannounce_step(connection, due.run_id)
+            return [step] if step else []
+        call = leases.reannounce_call(connection, due.ref)
+        if call is None:
+            leases.forget_call(connection, due.ref)
+        return [call] if call else []
+
+
+def _recover_step(engine: Engine, due: Due) -> None:
+    services = engine.services
+    with services.database.autocommit() as connection:
+        taken = steps.take_over(connection, due.run_id, lease_secs=services.lease_secs)
+    if taken is None:
+        return
+    claim, snapshot = taken
+    logger.warning("run %s: worker %s was lost in %s", claim.run_id, claim.worker, snapshot.phase)
+    data = {"lost_worker": claim.worker}
+    if snapshot.cancel_requested:
+        engine.settle(claim, snapshot, Done(Cancelled(), data))
+        return
+    only = only_call(snapshot)
+    result = _verdict(claim, only) if only else None
+    if only is not None and result is not None:
+        outcome = CallsFinished(((only.index, result.result),))
+        engine.settle(claim, snapshot, Done(outcome, data | call_data(only.tool, result.result)))
+    elif claim.attempt >= MAX_ATTEMPTS:
+        engine.settle(claim, snapshot, Done(Failed(_crashed(claim, snapshot)), data))
+    else:
+        event = NewEvent("step.recovered", data | {"phase": snapshot.phase, "attempt": claim.attempt})
+        with services.database.transaction() as connection:
+            wake_up = steps.release(connection, claim, events=[event])
+        engine.saver.send([wake_up] if wake_up else [])
+
+
+def _recover_call(engine: Engine, due: Due) -> None:
+    services = engine.services
+    with services.database.autocommit() as connection:
+        taken = calls.take_over(connection, due.ref, lease_secs=services.lease_secs)
+    if taken is None:
+        return
+    claim, call = taken.claim, taken.call
+    logger.warning("run %s: worker %s was lost in call %d (%s)", claim.run_id, claim.worker, call.index, call.tool)
+    verdict = _verdict(claim, call)
+    if verdict is not None or taken.snapshot.cancel_requested:
+        data: dict[str, object] = {"attempt": claim.attempt, "lost_worker": claim.worker}
+        end = engine.finish_call(taken.ref, verdict or CallDone(interrupted(call)), claim, data)
+    else:
+        with services.database.autocommit() as connection:
+            end = CallEnd(next=calls.rearm(connection, taken))
+    engine.saver.send(end.wake_ups)
+
+
+def _verdict(claim: Claim, call: OpenCall) -> CallDone | None:
+    """The result of a call whose worker was lost; None where it may run again."""
+    if claim.overdue:
+        return CallDone(timed_out(call))
+    if not call.idempotent:
+        return CallDone(interrupted(call))
+    if claim.attempt >= MAX_ATTEMPTS:
+        return CallDone(crashed(call, claim.attempt))
+    return None
+
+
+def _crashed(claim: Claim, snapshot: Snapshot) -> ErrorInfo:
+    message = f"the {snapshot.phase} step lost its worker {claim.attempt} times"
+    return ErrorInfo(code="crashed", message=message, details={"phase": snapshot.phase, "attempts": claim.attempt})

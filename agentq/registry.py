@@ -1,0 +1,97 @@
+"""Find the agents of a process: modules or files named by ``AGENTQ_AGENTS``."""
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from agentq.agent import AgentSpec
+from agentq.errors import ConfigError, UnknownAgentError
+
+
+def load_agents(places: str) -> dict[str, AgentSpec]:
+    """Agents by name from ``"package.module"``, ``"module:variable"`` or ``"file.py"``, comma-separated.
+
+    The agents behind their tools come along. Raises ConfigError that names the place and what is wrong with it.
+    """
+    found: list[AgentSpec] = []
+    for place in filter(None, (part.strip() for part in places.split(","))):
+        found += _from_place(place)
+    return by_name(found)
+
+
+def by_name(agents: Iterable[AgentSpec]) -> dict[str, AgentSpec]:
+    """The agents and those they call, by name. Raises ConfigError when two share a name."""
+    names: dict[str, AgentSpec] = {}
+    for agent in _with_callees(agents, set()):
+        if names.setdefault(agent.name, agent) is not agent:
+            raise ConfigError(f"two agents are called {agent.name!r}; names tell runs apart, give one another name")
+    return names
+
+
+def _with_callees(agents: Iterable[AgentSpec], seen: set[int]) -> Iterator[AgentSpec]:
+    for agent in agents:
+        if id(agent) not in seen:
+            seen.add(id(agent))
+            yield agent
+            yield from _with_callees((tool.agent for tool in agent.tools.values() if tool.agent is not None), seen)
+
+
+def unknown(name: str, known: Mapping[str, object] | Iterable[str]) -> UnknownAgentError:
+    """The error for a name that nobody has."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    listed = ", ".join(names) or "none; set AGENTQ_AGENTS or start a worker that has it"
+    return UnknownAgentError(f"there is no agent {name!r}{hint} Known: {listed}", agent=name, known=names)
+
+
+def _from_place(place: str) -> list[AgentSpec]:
+    where, _, attribute = place.partition(":")
+    module = _import(where)
+    if attribute:
+        agent = getattr(module, attribute, None)
+        if not isinstance(agent, AgentSpec):
+            raise ConfigError(f"AGENTQ_AGENTS: {where} has no agent called {attribute!r}")
+        return [agent]
+    agents = [value for value in vars(module).values() if isinstance(value, AgentSpec)]
+    if not agents:
+        raise ConfigError(f"AGENTQ_AGENTS: {where} defines no Agent at its top level")
+    return agents
+
+
+def _import(where: str) -> ModuleType:
+    try:
+        if where.endswith(".py"):
+            return _from_file(Path(where).resolve())
+        if "" not in sys.path:
+            sys.path.insert(0, "")
+        return importlib.import_module(where)
+    except ConfigError:
+        raise
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"AGENTQ_AGENTS: cannot import {where!r}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"AGENTQ_AGENTS: importing {where!r} raised {type(error).__name__}: {error}") from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"AGENTQ_AGENTS: there is no file {path}")
+    main = sys.modules.get("__main__")
+    if main is not None and Path(getattr(main, "__file__", None) or "/").resolve() == path:
+        return main
+    loaded = sys.modules.get(path.stem)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"AGENTQ_AGENTS: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,23 @@
+"""How long to wait before a failed model call is tried again. Pure: the jitter is an argument."""
+
+MODEL_TRIES = 3
+BASE_SECS = 0.5
+CAP_SECS = 8.0
+# Longer than this a run should go to its fallback model instead of waiting.
+LONGEST_HINT_SECS = 120.0
+
+
+def backoff_secs(attempt: int, jitter: float) -> float:
+    """Seconds to wait after try number ``attempt`` (1 is the first); ``jitter`` in [0, 1) takes off up to a quarter."""
+    return float(min(CAP_SECS, BASE_SECS * 2 ** (attempt - 1))) * (1 - 0.25 * jitter)
+
+
+def wait_secs(attempt: int, retry_after: float | None, jitter: float) -> float | None:
+    """The wait before the next try of the same model, or None when this model should be given up."""
+    if attempt >= MODEL_TRIES:
+        return None
+    if retry_after is None or not 0 < retry_after:
+        return backoff_secs(attempt, jitter)
+    if retry_after > LONGEST_HINT_SECS:
+        return None
+    return max(retry_after * (1 + 0.1 * jitter), backoff_secs(attempt, jitter))

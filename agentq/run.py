@@ -1,0 +1,175 @@
+"""A run and its state: the words that storage, steps and callers share."""
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentq.errors import ErrorInfo
+from agentq.limits import Limits
+from agentq.messages import Message, Usage
+
+Status = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
+Phase = Literal["recall", "model", "review", "tools"]
+StopReason = Literal["final_answer", "output", "hook_end", "content_filter"]
+CallKind = Literal["tool", "agent", "output"]
+CallStatus = Literal["pending", "announced", "running", "done"]
+ApprovalStatus = Literal["pending", "approved", "rejected", "closed"]
+
+TERMINAL: frozenset[Status] = frozenset({"completed", "failed", "cancelled"})
+
+
+class Progress(BaseModel):
+    """The part of a snapshot that only the loop reads: counts, usage, and which model is being tried."""
+
+    model_config = ConfigDict(frozen=True)
+
+    version: Literal[1] = 1
+    limits: Limits | None = None
+    limit_overrides: dict[str, Any] = Field(default_factory=dict)
+    model_calls: int = 0
+    tool_calls: int = 0
+    invalid_outputs: int = 0
+    empty_replies: int = 0
+    usage: Usage = Usage()
+    model_index: int = 0
+    model_tries: int = 0
+    facts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpenCall:
+    """One call of the open turn: where its result goes, how it may run, and whether it has come back."""
+
+    index: int
+    position: int
+    call_id: str
+    tool: str
+    kind: CallKind = "tool"
+    queue: str = ""
+    timeout_secs: float = 60.0
+    idempotent: bool = False
+    needs_approval: bool = False
+    status: CallStatus = "pending"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state after a step. ``seq`` numbers it; ``turn`` counts replies; ``calls`` are those of the open turn."""
+
+    run_id: str
+    agent: str
+    seq: int = 0
+    status: Status = "queued"
+    phase: Phase = "recall"
+    turn: int = 0
+    depth: int = 0
+    message_count: int = 0
+    cancel_requested: bool = False
+    progress: Progress = field(default_factory=Progress)
+    calls: tuple[OpenCall, ...] = ()
+    thread_id: str | None = None
+    context: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def limits(self) -> Limits:
+        return self.progress.limits or Limits()
+
+    @property
+    def pending(self) -> tuple[OpenCall, ...]:
+        return tuple(call for call in self.calls if call.status != "done")
+
+    def close_call(self, index: int) -> "Snapshot":
+        done = tuple(replace(call, status="done") if call.index == index else call for call in self.calls)
+        return replace(self, calls=done)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended: a stop reason with text or output, or an error."""
+
+    stop_reason: StopReason | None = None
+    text: str | None = None
+    output: Any = None
+    error: ErrorInfo | None = None
+
+
+@dataclass(frozen=True)
+class Approval:
+    """A call that waits for, or got, a person's decision. ``arguments`` is the JSON text the model sent."""
+
+    run_id: str
+    call_id: str
+    tool: str
+    arguments: str
+    status: ApprovalStatus
+    requested_at: datetime
+    decided_by: str | None = None
+    reason: str | None = None
+    decided_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a run. Numbers of one run have no gaps; ``data`` never holds prompts or results."""
+
+    run_id: str
+    number: int
+    type: str
+    at: datetime
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as an operator sees it."""
+
+    id: str
+    agent: str
+    status: Status
+    phase: Phase
+    seq: int
+    turn: int
+    attempt: int
+    created_at: datetime
+    updated_at: datetime
+    thread_id: str | None = None
+    parent_run_id: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    finished_at: datetime | None = None
+    due_at: datetime | None = None
+    lease_until: datetime | None = None
+    cancel_requested: bool = False
+    stop_reason: StopReason | None = None
+    text: str | None = None
+    output: Any = None
+    error: ErrorInfo | None = None
+    usage: Usage = Usage()
+    model_calls: int = 0
+    tool_calls: int = 0
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in TERMINAL
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a caller gets from a run that ended, or that waits for a person (``stop_reason == "needs_approval"``).
+
+    ``output`` is checked against the agent's schema; for a hook's ending it is what the hook gave.
+    """
+
+    run_id: str
+    status: Status
+    stop_reason: StopReason | Literal["needs_approval"] | None
+    text: str | None
+    output: Any
+    usage: Usage
+    approvals: tuple[Approval, ...] = ()
+    messages: tuple[Message, ...] = ()

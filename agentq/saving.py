@@ -1,0 +1,201 @@
+"""Write what was decided and say what to send: every transaction that moves a run on is here."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from agentq.errors import UnavailableError
+from agentq.ids import new_id
+from agentq.messages import ToolResult
+from agentq.run import OpenCall, Progress, Snapshot
+from agentq.services import Services
+from agentq.steps.review import reply_of_turn
+from agentq.steps.tool_batch import CallDone
+from agentq.storage import calls, children, enqueue, steps
+from agentq.storage.enqueue import NewRun
+from agentq.storage.rows import CallRef
+from agentq.storage.steps import CancelRequested, NewEvent, Next
+from agentq.transition import Cancelled, Transition, cancel, decide
+from agentq.wire import STEP_QUEUE, BatchMessage, CallMessage, StepMessage, WakeUp
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class CallEnd:
+    """What follows a call of a batch: the lane's ``next`` call, or the step ``last`` when it was the last to come back."""
+
+    next: CallMessage | None = None
+    last: StepMessage | None = None
+
+    @property
+    def wake_ups(self) -> list[WakeUp]:
+        return [wake_up for wake_up in (self.next, self.last) if wake_up is not None]
+
+
+class Saver:
+    """Commits of one process. Each is one transaction, fenced by the lease it is given."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def commit(
+        self, token: UUID, transition: Transition, event: NewEvent, arguments: dict[int, str]
+    ) -> tuple[Snapshot, list[WakeUp]]:
+        """Save a step; where the run is to be cancelled, it ends with what the step brought. Raises LeaseLost."""
+        database = self._services.database
+
+        def attempt() -> tuple[Snapshot, list[WakeUp]]:
+            try:
+                with database.transaction() as connection:
+                    return transition.snapshot, self.apply(connection, transition, token, [event], arguments=arguments)
+            except CancelRequested:
+                ended = cancel(transition)
+                with database.transaction() as connection:
+                    return ended.snapshot, self.apply(connection, ended, token, [event], even_if_cancelled=True)
+
+        return self._patiently(attempt)
+
+    def finish_call(
+        self, ref: CallRef, done: CallDone, token: UUID | None, data: dict[str, Any]
+    ) -> tuple[CallEnd, Snapshot]:
+        """Save one call of a batch; the one that comes back last takes the run on. Raises LeaseLost when it is not ours."""
+        event = NewEvent("call", {"index": ref.index} | data | call_data(done.result.name, done.result))
+
+        def attempt() -> tuple[CallEnd, Snapshot]:
+            with self._services.database.transaction() as connection:
+                return self._finish(connection, ref, done, token, event)
+
+        return self._patiently(attempt)
+
+    def _finish(
+        self, connection: Connection, ref: CallRef, done: CallDone, token: UUID | None, event: NewEvent
+    ) -> tuple[CallEnd, Snapshot]:
+        finished = calls.finish(connection, ref, done.result, token=token, event=event)
+        snapshot = finished.snapshot
+        if snapshot.cancel_requested:
+            transition = decide(calls.with_calls(connection, snapshot), Cancelled())
+        elif done.ends is not None or finished.open_calls == 0:
+            transition = decide(calls.with_calls(connection, snapshot), done.as_last())
+        else:
+            return CallEnd(next=calls.announce_next(connection, snapshot)), snapshot
+        wake_ups = self.apply(connection, transition, None, [], even_if_cancelled=True)
+        last = next((wake_up for wake_up in wake_ups if isinstance(wake_up, StepMessage)), None)
+        return CallEnd(last=last), transition.snapshot
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        """Save on a fresh connection when the server went away; the fence makes a second try safe."""
+        give_up = time.monotonic() + self._services.lease_secs
+        pause = 0.1
+        while True:
+            try:
+                return attempt()
+            except UnavailableError as error:
+                if time.monotonic() + pause > give_up:
+                    raise
+                logger.warning("saving again in %.1f s: %s", pause, error)
+                time.sleep(pause)
+                pause = min(pause * 2, 2.0)
+
+    def apply(
+        self,
+        connection: Connection,
+        transition: Transition,
+        token: UUID | None,
+        events: list[NewEvent],
+        *,
+        even_if_cancelled: bool = False,
+        arguments: dict[int, str] | None = None,
+    ) -> list[WakeUp]:
+        """Write a transition in the caller's transaction; the answer is what to send once it is committed."""
+        following = _following_step(transition)
+        steps.commit(
+            connection,
+            transition,
+            token=token,
+            following=following,
+            events=[*events, *_more_events(transition)],
+            even_if_cancelled=even_if_cancelled,
+            arguments=arguments,
+        )
+        snapshot = transition.snapshot
+        if transition.delay_secs == 0:
+            return [StepMessage(snapshot.run_id, snapshot.seq, following.queue, following.timeout_secs)]
+        if snapshot.phase == "tools" and snapshot.status == "running":
+            return self._open_batch(connection, snapshot)
+        return []
+
+    def _open_batch(self, connection: Connection, snapshot: Snapshot) -> list[WakeUp]:
+        """Start the sub-agents' runs and the first lanes."""
+        wake_ups: list[WakeUp] = list(self._start_children(connection, snapshot))
+        lanes = steps.announce_first(connection, snapshot)
+        if lanes:
+            wake_ups.append(BatchMessage(lanes, StepMessage(snapshot.run_id, snapshot.seq + 1)))
+        return wake_ups
+
+    def _start_children(self, connection: Connection, snapshot: Snapshot) -> list[StepMessage]:
+        asked = [call for call in snapshot.pending if call.kind == "agent"]
+        if not asked:
+            return []
+        reply, tools = reply_of_turn(connection, snapshot), self._services.agents[snapshot.agent].tools
+        wake_ups = []
+        for call in asked:
+            ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
+            tool = tools[call.tool]
+            child = NewRun(
+                id=new_id("run"),
+                agent=tool.agent.name,
+                text=tool.parameters.parse(reply.calls[call.index].arguments)["input"],
+                progress=Progress(),
+                context=snapshot.context,
+                depth=snapshot.depth + 1,
+                parent=ref,
+            )
+            enqueue.insert(connection, child)
+            children.link(connection, ref, child.id)
+            wake_ups.append(StepMessage(child.id, 0))
+        return wake_ups
+
+    def send(self, wake_ups: list[WakeUp]) -> None:
+        """Send wake-ups after their commit. A broker that is away costs time, not the run: the sweep sends again."""
+        for wake_up in wake_ups:
+            try:
+                self._services.dispatcher.send(wake_up)
+            except UnavailableError as error:
+                logger.warning("not sent, the sweep will do it: %s", error)
+
+
+def only_call(snapshot: Snapshot) -> OpenCall | None:
+    """The call that a tools step runs itself, None where it fans out."""
+    pending = snapshot.pending if snapshot.phase == "tools" else ()
+    return pending[0] if len(pending) == 1 and pending[0].kind == "tool" else None
+
+
+def call_data(tool: str, result: ToolResult) -> dict[str, Any]:
+    """What an event says of a call's result."""
+    return {"tool": tool, "status": result.status} | ({"code": result.code} if result.code else {})
+
+
+def _following_step(transition: Transition) -> Next:
+    """The queue of the next step: that of its tool where it runs one itself."""
+    only = only_call(transition.snapshot)
+    if only is not None and transition.delay_secs is not None:
+        return Next(only.queue, only.timeout_secs)
+    return Next(STEP_QUEUE)
+
+
+def _more_events(transition: Transition) -> list[NewEvent]:
+    events = [
+        NewEvent("approval.requested", {"call_id": call.call_id, "tool": call.tool}) for call in transition.approvals
+    ]
+    if transition.ending is not None:
+        why = transition.ending.error.code if transition.ending.error else transition.ending.stop_reason
+        events.append(NewEvent("run.ended", {"status": transition.snapshot.status, "reason": why}))
+    return events

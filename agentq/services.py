@@ -1,0 +1,29 @@
+"""What steps and the engine work with: the database, the agents, the models and the broker of one process."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentq.agent import AgentSpec
+from agentq.dispatch import Dispatcher
+from agentq.heartbeat import Heartbeat
+from agentq.providers.base import Provider
+from agentq.storage.database import Database
+
+
+def no_probe(point: str, what: str) -> None:
+    """Crash tests pass one that kills the process at a point: claimed, effect, committed, announced."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """Made once a process. ``resolve`` turns an agent's model into a provider and the name it knows the model by."""
+
+    database: Database
+    agents: Mapping[str, AgentSpec]
+    dispatcher: Dispatcher
+    heartbeat: Heartbeat
+    resolve: Callable[[Any], tuple[Provider, str]]
+    worker: str
+    lease_secs: float = 15.0
+    probe: Callable[[str, str], None] = field(default=no_probe)

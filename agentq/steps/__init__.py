@@ -1,0 +1,1 @@
+"""The bodies of the steps: each takes a snapshot, does its one thing outside any transaction, and returns an outcome."""

@@ -1,0 +1,45 @@
+"""What every step body shares: its input, its answer, and hooks called safely."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentq.agent import AgentSpec
+from agentq.context import RunContext
+from agentq.hooks import EndRun, Hooks
+from agentq.run import Snapshot
+from agentq.transition import Outcome
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Done:
+    """A step's outcome, and what its event says beside phase and time (never prompts or results)."""
+
+    outcome: Outcome
+    data: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[int, str] = field(default_factory=dict)
+
+
+def context(snapshot: Snapshot, **call: Any) -> RunContext:
+    return RunContext(
+        run_id=snapshot.run_id,
+        agent=snapshot.agent,
+        thread_id=snapshot.thread_id,
+        context=snapshot.context,
+        **call,
+    )
+
+
+def call_hooks(agent: AgentSpec, call: Callable[[Hooks], None], faults: list[str]) -> None:
+    """Call every hook; EndRun passes, anything else is noted in ``faults`` and changes nothing."""
+    for hook in agent.hooks:
+        try:
+            call(hook)
+        except EndRun:
+            raise
+        except Exception as error:
+            logger.warning("a hook of agent %s raised", agent.name, exc_info=True)
+            faults.append(f"{type(hook).__name__}: {type(error).__name__}")

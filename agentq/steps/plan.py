@@ -1,0 +1,87 @@
+"""Look at a reply's calls before any runs: which tool, fit arguments, unique ids, and what a structured answer is worth."""
+
+from agentq.agent import AgentSpec
+from agentq.arguments import ArgumentsError
+from agentq.limits import MAX_DEPTH
+from agentq.messages import AssistantMessage, ToolCall, ToolResult
+from agentq.output import OUTPUT_TOOL, OutputInvalidError
+from agentq.run import Snapshot
+from agentq.transition import Output, PlannedCall
+from agentq.wire import TOOL_QUEUE
+
+
+def with_ids(message: AssistantMessage, turn: int) -> AssistantMessage:
+    """The reply with an id of its own on each call: some servers send none, or the same one twice."""
+    seen: set[str] = set()
+    calls = []
+    for index, call in enumerate(message.calls):
+        call_id = call.id
+        if not call_id or call_id in seen:
+            call_id = f"{call.id or 'call'}_{turn}_{index}"
+        seen.add(call_id)
+        calls.append(call if call_id == call.id else call.model_copy(update={"id": call_id}))
+    return message.model_copy(update={"calls": tuple(calls)})
+
+
+def plan(call: ToolCall, agent: AgentSpec, snapshot: Snapshot, *, cut: bool) -> PlannedCall:
+    """How the call will run, or the result that says why it cannot."""
+    found = agent.tools.get(call.name)
+    base = PlannedCall(call_id=call.id, tool=call.name)
+    if call.name == OUTPUT_TOOL and agent.output is not None:
+        return _as_output(call, agent, base)
+    if found is None:
+        known = ", ".join(agent.tools) or "none"
+        text = f"There is no tool {call.name!r}. The tools are: {known}."
+        return _settled(base, ToolResult.error(call, "unknown_tool", text))
+    if cut:
+        text = "The reply was cut off by the output limit, so this call was not run. Ask again with shorter arguments."
+        return _settled(base, ToolResult.error(call, "invalid_arguments", text))
+    try:
+        found.parameters.parse(call.arguments)
+    except ArgumentsError as error:
+        return _settled(base, ToolResult.error(call, "invalid_arguments", str(error)))
+    if found.agent is not None and snapshot.depth + 1 > MAX_DEPTH:
+        text = f"Agents may call agents {MAX_DEPTH} levels deep; this would be level {snapshot.depth + 1}."
+        return _settled(base, ToolResult.error(call, "limit_exceeded", text))
+    return PlannedCall(
+        call_id=call.id,
+        tool=call.name,
+        kind="tool" if found.agent is None else "agent",
+        queue=found.queue or TOOL_QUEUE,
+        timeout_secs=found.timeout or snapshot.limits.tool_timeout_secs,
+        idempotent=found.idempotent,
+        review=call.name in agent.approve,
+    )
+
+
+def _settled(base: PlannedCall, result: ToolResult) -> PlannedCall:
+    return PlannedCall(call_id=base.call_id, tool=base.tool, result=result)
+
+
+def _as_output(call: ToolCall, agent: AgentSpec, base: PlannedCall) -> PlannedCall:
+    try:
+        agent.output.parse(call.arguments)  # type: ignore[union-attr]
+    except OutputInvalidError as error:
+        return _settled(base, ToolResult.error(call, "invalid_arguments", str(error)))
+    return PlannedCall(call_id=call.id, tool=call.name, kind="output")
+
+
+def structured(message: AssistantMessage, agent: AgentSpec) -> Output | None:
+    """The answer in a reply of an agent with ``output=``: the first valid one, else the first problem; None for neither.
+
+    A text beside calls is no answer; a text alone is.
+    """
+    if agent.output is None:
+        return None
+    answers = [(i, call.arguments) for i, call in enumerate(message.calls) if call.name == OUTPUT_TOOL]
+    if not message.calls and message.text.strip():
+        return _check(agent, message.text, None)
+    checked = [_check(agent, text, index) for index, text in answers]
+    return next((answer for answer in checked if answer.problem is None), checked[0] if checked else None)
+
+
+def _check(agent: AgentSpec, text: str, index: int | None) -> Output:
+    try:
+        return Output(value=agent.output.parse(text), index=index)  # type: ignore[union-attr]
+    except OutputInvalidError as error:
+        return Output(problem=str(error), index=index)

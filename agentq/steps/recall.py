@@ -1,0 +1,42 @@
+"""Recall: facts from long-term memory and the before_model hooks, ahead of a model call."""
+
+import logging
+
+from agentq.agent import AgentSpec
+from agentq.hooks import EndRun
+from agentq.messages import UserMessage
+from agentq.run import Snapshot
+from agentq.services import Services
+from agentq.steps.base import Done, call_hooks, context
+from agentq.storage import steps as storage
+from agentq.text import clean
+from agentq.transition import HookEnded, Recalled
+
+logger = logging.getLogger(__name__)
+
+
+def recall(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done:
+    """A failing memory or hook is noted and the run goes on; only EndRun ends it."""
+    ctx = context(snapshot)
+    faults: list[str] = []
+    try:
+        call_hooks(agent, lambda hook: hook.before_model(ctx), faults)
+    except EndRun as end:
+        return Done(HookEnded(output=end.output))
+    facts = _facts(snapshot, agent, services, faults)
+    data = {"facts": len(facts)} | ({"faults": faults} if faults else {})
+    return Done(Recalled(facts), data)
+
+
+def _facts(snapshot: Snapshot, agent: AgentSpec, services: Services, faults: list[str]) -> tuple[str, ...]:
+    if agent.memory is None:
+        return ()
+    with services.database.autocommit() as connection:
+        transcript = storage.transcript(connection, snapshot.run_id, snapshot.thread_id)
+    asked = next((message.text for message in reversed(transcript) if isinstance(message, UserMessage)), "")
+    try:
+        return tuple(clean(str(fact)) for fact in agent.memory.recall(context(snapshot), asked))
+    except Exception as error:
+        logger.warning("memory of agent %s failed", agent.name, exc_info=True)
+        faults.append(f"memory: {type(error).__name__}")
+        return ()

@@ -1,0 +1,32 @@
+"""Review: which calls of the turn wait for a person before any of them runs."""
+
+from sqlalchemy import Connection
+
+from agentq.agent import AgentSpec
+from agentq.messages import AssistantMessage
+from agentq.run import Snapshot
+from agentq.services import Services
+from agentq.steps.base import Done
+from agentq.storage import steps as storage
+from agentq.transition import Reviewed
+
+
+def review(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done:
+    """Put every call that needs approval before a person, with the arguments the model sent."""
+    gated = tuple(call for call in snapshot.pending if call.needs_approval)
+    with services.database.autocommit() as connection:
+        reply = reply_of_turn(connection, snapshot)
+    return Done(
+        Reviewed(tuple(call.index for call in gated)),
+        {"waiting_for": [call.tool for call in gated]},
+        arguments={call.index: reply.calls[call.index].arguments for call in gated},
+    )
+
+
+def reply_of_turn(connection: Connection, snapshot: Snapshot) -> AssistantMessage:
+    """The reply whose calls are open: it stands right before the place of its first result."""
+    first = snapshot.calls[0]
+    message = storage.message_at(connection, snapshot.run_id, first.position - first.index - 1)
+    if not isinstance(message, AssistantMessage):
+        raise TypeError(f"run {snapshot.run_id}: message {first.position - first.index - 1} is not a reply")
+    return message

@@ -1,0 +1,133 @@
+"""Tool calls: run one within its limits and turn whatever happens into its result."""
+
+import logging
+from dataclasses import dataclass, replace
+
+from agentq.agent import AgentSpec
+from agentq.arguments import ArgumentsError
+from agentq.context import RunContext
+from agentq.errors import ErrorInfo, ToolError
+from agentq.heartbeat import Lease
+from agentq.hooks import EndRun
+from agentq.invoke import ToolCancelledError, ToolTimeoutError, invoke
+from agentq.messages import ToolCall, ToolResult
+from agentq.results import to_text
+from agentq.run import OpenCall, Snapshot
+from agentq.services import Services
+from agentq.steps.base import call_hooks, context
+from agentq.steps.review import reply_of_turn
+from agentq.storage.rows import CallRef
+from agentq.text import clean, cut
+from agentq.tools import Tool
+from agentq.transition import CallsFinished, HookEnded
+
+logger = logging.getLogger(__name__)
+
+_MESSAGE_CHARS = 4_000
+
+
+@dataclass(frozen=True)
+class CallDone:
+    """What one call brought: its result, and the end of the run where a hook or ``on_tool_exception="fail"`` asks for it."""
+
+    result: ToolResult
+    ends: HookEnded | ErrorInfo | None = None
+
+    def as_outcome(self, index: int) -> CallsFinished | HookEnded:
+        """For a step that runs its only call itself."""
+        if isinstance(self.ends, HookEnded):
+            return replace(self.ends, results=((index, self.result),))
+        return CallsFinished(((index, self.result),), fatal=self.ends)
+
+    def as_last(self) -> CallsFinished | HookEnded:
+        """For a lane, whose result is saved already."""
+        return self.ends if isinstance(self.ends, HookEnded) else CallsFinished(fatal=self.ends)
+
+
+def run_call(
+    snapshot: Snapshot, call: OpenCall, agent: AgentSpec, services: Services, *, lease: Lease, attempt: int
+) -> CallDone:
+    """Run the call and its hooks. Never raises for anything the tool does, short of killing the process."""
+    # The reply is found by the place of the call's result; a lane's snapshot does not carry its siblings.
+    with services.database.autocommit() as connection:
+        asked = reply_of_turn(connection, replace(snapshot, calls=(call,))).calls[call.index]
+    ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
+    ctx = context(snapshot, call_id=call.call_id, idempotency_key=ref.idempotency_key, attempt=attempt)
+    faults: list[str] = []
+    try:
+        call_hooks(agent, lambda hook: hook.before_tool(ctx, asked), faults)
+    except EndRun as end:
+        return CallDone(ToolResult.error(asked, "cancelled", "Not run: a hook ended the run."), HookEnded(end.output))
+    done = _run(asked, call, agent, ctx, lease)
+    try:
+        call_hooks(agent, lambda hook: hook.after_tool(ctx, done.result), faults)
+    except EndRun as end:
+        return replace(done, ends=HookEnded(end.output))
+    return done
+
+
+def _run(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lease: Lease) -> CallDone:
+    tool = agent.tools.get(call.tool)
+    if tool is None:
+        known = ", ".join(agent.tools) or "none"
+        return CallDone(
+            ToolResult.error(asked, "unknown_tool", f"There is no tool {call.tool!r} any more; known: {known}.")
+        )
+    try:
+        return CallDone(_success(asked, tool, call, ctx, lease))
+    except ArgumentsError as error:
+        return CallDone(ToolResult.error(asked, "invalid_arguments", str(error)))
+    except ToolError as error:
+        return CallDone(ToolResult.error(asked, "tool_error", _shown(error.message or "the tool failed")))
+    except ToolTimeoutError:
+        return CallDone(timed_out(call))
+    except ToolCancelledError:
+        text = "The run was cancelled while the tool was running: it may or may not have taken effect."
+        return CallDone(ToolResult.error(asked, "cancelled", text))
+    except (Exception, RecursionError, SystemExit) as error:
+        return _failed(asked, agent, error)
+
+
+def _success(asked: ToolCall, tool: Tool, call: OpenCall, ctx: RunContext, lease: Lease) -> ToolResult:
+    arguments = tool.bind(tool.parameters.parse(asked.arguments), ctx)
+    value = invoke(tool.function, arguments, timeout_secs=call.timeout_secs, cancelled=lease.cancelled)
+    return ToolResult(call_id=asked.id, name=asked.name, text=to_text(value))
+
+
+def _failed(asked: ToolCall, agent: AgentSpec, error: BaseException) -> CallDone:
+    logger.info("tool %s raised %s", asked.name, type(error).__name__, exc_info=error)
+    rule = agent.on_tool_exception
+    text = _shown(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    if callable(rule) and isinstance(error, Exception):
+        try:
+            text = _shown(str(rule(error)))
+        except Exception:
+            logger.warning("on_tool_exception of agent %s raised", agent.name, exc_info=True)
+    result = ToolResult.error(asked, "tool_failed", text)
+    if rule == "fail":
+        return CallDone(
+            result, ErrorInfo(code="tool_failed", message=f"tool {asked.name}: {text}", details={"tool": asked.name})
+        )
+    return CallDone(result)
+
+
+def _shown(text: str) -> str:
+    return cut(clean(text), _MESSAGE_CHARS) or "the tool failed"
+
+
+def timed_out(call: OpenCall) -> ToolResult:
+    text = f"The tool did not finish within {call.timeout_secs:g} s; it may or may not have taken effect."
+    return _settled(call, "timeout", text)
+
+
+def interrupted(call: OpenCall) -> ToolResult:
+    text = "The worker stopped while the tool was running: it may or may not have taken effect. It was not run again."
+    return _settled(call, "interrupted", text)
+
+
+def crashed(call: OpenCall, attempts: int) -> ToolResult:
+    return _settled(call, "crashed", f"The tool killed its worker {attempts} times; it will not be run again.")
+
+
+def _settled(call: OpenCall, code: str, text: str) -> ToolResult:
+    return ToolResult(call_id=call.call_id, name=call.tool, status="error", code=code, text=text)

@@ -1,0 +1,172 @@
+"""The statements of a single call of a batch: claim it, finish it, put the next one on the lane."""
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import Connection, text
+
+from agentq.errors import LeaseLost
+from agentq.messages import ToolMessage, ToolResult
+from agentq.run import OpenCall, Snapshot
+from agentq.storage.rows import SNAPSHOT_COLUMNS, CallRef, Claim, to_open_call, to_snapshot
+from agentq.storage.steps import NO_FSYNC, NewEvent, add_events, add_result, open_calls
+from agentq.wire import CallMessage
+
+_RUN = ", ".join(f"r.{name.strip()}" for name in SNAPSHOT_COLUMNS.split(",") if name.strip() != "attempt")
+_CALL = """c.index AS call_index, c.position, c.call_id, c.tool, c.kind, c.queue, c.timeout_secs, c.idempotent, c.needs_approval,
+    c.status AS call_status, c.attempt, c.worker, c.announced_at < pg_postmaster_start_time() AS restarted"""
+
+_CLAIM = text(f"""
+    WITH {NO_FSYNC}
+    UPDATE agentq.tool_calls c SET
+        status = 'running', lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs),
+        worker = :worker, sweep_at = now() + make_interval(secs => :lease_secs), attempt = c.attempt + 1,
+        claimed_at = now()
+    FROM fast, agentq.runs r
+    WHERE r.id = :run_id AND r.seq = :seq AND NOT r.cancel_requested
+        AND c.run_id = r.id AND c.turn = r.turn AND c.index = :index AND c.status = 'announced'
+    RETURNING {_RUN}, {_CALL}
+""")
+_TAKE_OVER = text(f"""
+    UPDATE agentq.tool_calls c SET
+        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs),
+        sweep_at = now() + make_interval(secs => :lease_secs)
+    FROM agentq.runs r
+    WHERE r.id = :run_id AND c.run_id = r.id AND c.turn = :turn AND c.turn = r.turn AND c.index = :index
+        AND c.status = 'running' AND c.lease_until < now()
+    RETURNING {_RUN}, {_CALL}, now() - c.claimed_at > make_interval(secs => c.timeout_secs) AS overdue
+""")
+_REARM = text("""
+    UPDATE agentq.tool_calls SET
+        status = 'announced', announced_at = now(), lease_token = NULL, lease_until = NULL,
+        sweep_at = now() + interval '10 s'
+    WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_token = :token
+    RETURNING queue, timeout_secs
+""")
+_LOCK_RUN = text(f"""
+    UPDATE agentq.runs SET open_calls = open_calls - 1, event_count = event_count + :events, updated_at = now()
+    WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND lease_token IS NULL
+        AND status NOT IN ('completed', 'failed', 'cancelled')
+    RETURNING {SNAPSHOT_COLUMNS}, open_calls, event_count
+""")
+_FINISH = text("""
+    UPDATE agentq.tool_calls SET status = 'done', code = :code, lease_token = NULL, lease_until = NULL, sweep_at = NULL,
+                                 finished_at = now()
+    WHERE run_id = :run_id AND turn = :turn AND index = :index AND status <> 'done'
+        AND lease_token IS NOT DISTINCT FROM :token
+    RETURNING position
+""")
+_ANNOUNCE_NEXT = text("""
+    UPDATE agentq.tool_calls SET status = 'announced', announced_at = now(), sweep_at = now() + interval '10 s'
+    WHERE run_id = :run_id AND turn = :turn AND index = (
+        SELECT min(index) FROM agentq.tool_calls
+        WHERE run_id = :run_id AND turn = :turn AND status = 'pending' AND kind = 'tool')
+    RETURNING index AS call_index, queue, timeout_secs
+""")
+
+
+@dataclass(frozen=True)
+class ClaimedCall:
+    """A call that is ours to run, or to settle."""
+
+    claim: Claim
+    snapshot: Snapshot
+    call: OpenCall
+
+    @property
+    def ref(self) -> CallRef:
+        return CallRef(self.snapshot.run_id, self.snapshot.turn, self.call.index)
+
+
+def claim(
+    connection: Connection, run_id: str, seq: int, index: int, *, lease_secs: float, worker: str
+) -> ClaimedCall | None:
+    """Take one announced call; None when it is taken, done, or history. Needs an autocommit connection."""
+    token = uuid4()
+    values = {"run_id": run_id, "seq": seq, "index": index, "token": token, "lease_secs": lease_secs, "worker": worker}
+    return _claimed(connection.execute(_CLAIM, values).first(), token)
+
+
+def take_over(connection: Connection, ref: CallRef, *, lease_secs: float) -> ClaimedCall | None:
+    """Take a call whose lease ran out, to settle what became of it; None when its owner is alive or it came back."""
+    token = uuid4()
+    values = {"run_id": ref.run_id, "turn": ref.turn, "index": ref.index, "token": token}
+    return _claimed(connection.execute(_TAKE_OVER, values | {"lease_secs": lease_secs}).first(), token)
+
+
+def _claimed(row: Any, token: UUID) -> ClaimedCall | None:
+    if row is None:
+        return None
+    call = OpenCall(
+        index=row.call_index,
+        position=row.position,
+        call_id=row.call_id,
+        tool=row.tool,
+        kind=row.kind,
+        queue=row.queue,
+        timeout_secs=row.timeout_secs,
+        idempotent=row.idempotent,
+        needs_approval=row.needs_approval,
+        status=row.call_status,
+    )
+    claimed = Claim(
+        row.id,
+        row.seq,
+        token,
+        row.attempt,
+        worker=row.worker,
+        restarted=bool(row.restarted),
+        overdue=bool(getattr(row, "overdue", False)),
+    )
+    return ClaimedCall(claimed, to_snapshot(row), call)
+
+
+def rearm(connection: Connection, claimed: ClaimedCall) -> CallMessage | None:
+    """Put a call that may run again back on its lane."""
+    ref = claimed.ref
+    values = {"run_id": ref.run_id, "turn": ref.turn, "index": ref.index, "token": claimed.claim.token}
+    row = connection.execute(_REARM, values).first()
+    return None if row is None else CallMessage(ref.run_id, claimed.claim.seq, ref.index, row.queue, row.timeout_secs)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run after one call came back, its row locked. ``open_calls`` is how many are still out."""
+
+    snapshot: Snapshot
+    open_calls: int
+
+
+def finish(
+    connection: Connection, ref: CallRef, result: ToolResult, *, token: UUID | None, event: NewEvent
+) -> Finished:
+    """Save one call's result inside the caller's transaction. Raises LeaseLost, with nothing written, when it is not ours.
+
+    Locks the run first, so that of calls ending together exactly one sees that it was the last.
+    """
+    run = {"run_id": ref.run_id, "turn": ref.turn}
+    row = connection.execute(_LOCK_RUN, run | {"events": 1}).first()
+    if row is None:
+        raise LeaseLost(f"run {ref.run_id}: the batch of turn {ref.turn} is history")
+    values = run | {"index": ref.index, "token": token, "code": result.code or "success"}
+    position = connection.execute(_FINISH, values).scalar()
+    if position is None:
+        raise LeaseLost(f"run {ref.run_id}: call {ref.index} of turn {ref.turn} belongs to another process or is done")
+    add_result(connection, ref.run_id, position, ToolMessage(result=result))
+    add_events(connection, ref.run_id, row.event_count, [event])
+    return Finished(to_snapshot(row), row.open_calls)
+
+
+def with_calls(connection: Connection, snapshot: Snapshot) -> Snapshot:
+    """The snapshot with the calls of its open turn."""
+    calls = open_calls(connection, snapshot.run_id, snapshot.turn)
+    return Snapshot(**{**snapshot.__dict__, "calls": calls})
+
+
+def announce_next(connection: Connection, snapshot: Snapshot) -> CallMessage | None:
+    """Put the next pending call on the lane that has become free; None when there is none."""
+    row = connection.execute(_ANNOUNCE_NEXT, {"run_id": snapshot.run_id, "turn": snapshot.turn}).first()
+    return (
+        None if row is None else CallMessage(snapshot.run_id, snapshot.seq, row.call_index, row.queue, row.timeout_secs)
+    )

@@ -1,0 +1,106 @@
+"""What people do to a run from outside: cancel it, decide on its waiting calls. The run's row is locked first."""
+
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from agentq.errors import ApprovalNotPendingError, RunNotFoundError
+from agentq.messages import ToolMessage, ToolResult
+from agentq.run import TERMINAL, Snapshot
+from agentq.storage.rows import SNAPSHOT_COLUMNS, to_snapshot
+from agentq.storage.steps import NewEvent, add_events, add_result, open_calls
+
+_LOCK = text(f"""
+    SELECT {SNAPSHOT_COLUMNS}, lease_token IS NOT NULL AS at_work, parent_run_id, event_count
+    FROM agentq.runs WHERE id = :run_id FOR UPDATE
+""")
+_ASK_CANCEL = text("UPDATE agentq.runs SET cancel_requested = true, updated_at = now() WHERE id = :run_id")
+_COUNT_EVENT = text("""
+    UPDATE agentq.runs SET event_count = event_count + 1, updated_at = now() WHERE id = :run_id RETURNING event_count
+""")
+_CHILDREN = text("""
+    SELECT id FROM agentq.runs WHERE parent_run_id = :run_id AND status NOT IN ('completed', 'failed', 'cancelled')
+""")
+_DECIDE = text("""
+    UPDATE agentq.approvals SET status = :status, decided_at = now(), decided_by = :decided_by, reason = :reason
+    WHERE run_id = :run_id AND turn = :turn AND call_id = :call_id AND status = 'pending'
+    RETURNING index
+""")
+_DECIDED = text("""
+    SELECT status, decided_by, decided_at FROM agentq.approvals WHERE run_id = :run_id AND call_id = :call_id
+    ORDER BY turn DESC LIMIT 1
+""")
+_PENDING = text("SELECT count(*) FROM agentq.approvals WHERE run_id = :run_id AND status = 'pending'")
+_CLOSE = text("""
+    UPDATE agentq.tool_calls SET status = 'done', code = 'rejected', finished_at = now()
+    WHERE run_id = :run_id AND turn = :turn AND index = :index
+    RETURNING position
+""")
+
+
+def lock(connection: Connection, run_id: str) -> tuple[Snapshot, bool]:
+    """The run with its row locked, and whether a worker is at it (a step or one of its calls)."""
+    row = connection.execute(_LOCK, {"run_id": run_id}).first()
+    if row is None:
+        raise RunNotFoundError(f"there is no run {run_id!r}; see: agentq runs ls", run_id=run_id)
+    calls = open_calls(connection, run_id, row.turn) if row.phase in ("review", "tools") else ()
+    snapshot = to_snapshot(row, () if row.status in TERMINAL else calls)
+    return snapshot, bool(row.at_work) or any(call.status == "running" for call in calls)
+
+
+def ask_cancel(connection: Connection, run_id: str) -> None:
+    """Leave word for the worker that is at the run; it ends the run with its next commit."""
+    connection.execute(_ASK_CANCEL, {"run_id": run_id})
+
+
+def note(connection: Connection, run_id: str, event: NewEvent) -> None:
+    """Add an event that no step brought."""
+    count = connection.execute(_COUNT_EVENT, {"run_id": run_id}).scalar_one()
+    add_events(connection, run_id, count, [event])
+
+
+def open_children(connection: Connection, run_id: str) -> tuple[str, ...]:
+    return tuple(connection.execute(_CHILDREN, {"run_id": run_id}).scalars())
+
+
+def decide_approval(
+    connection: Connection, snapshot: Snapshot, call_id: str, *, approved: bool, decided_by: str, reason: str | None
+) -> int:
+    """Record one decision and return how many calls still wait. Raises ApprovalNotPendingError when it is too late."""
+    values = {
+        "run_id": snapshot.run_id,
+        "turn": snapshot.turn,
+        "call_id": call_id,
+        "status": "approved" if approved else "rejected",
+        "decided_by": decided_by,
+        "reason": reason,
+    }
+    index = connection.execute(_DECIDE, values).scalar()
+    if index is None:
+        raise _not_pending(connection, snapshot.run_id, call_id)
+    if not approved:
+        _reject(connection, snapshot, index, call_id, reason)
+    return int(connection.execute(_PENDING, {"run_id": snapshot.run_id}).scalar_one())
+
+
+def _reject(connection: Connection, snapshot: Snapshot, index: int, call_id: str, reason: str | None) -> None:
+    call = next(call for call in snapshot.calls if call.index == index)
+    position = connection.execute(
+        _CLOSE, {"run_id": snapshot.run_id, "turn": snapshot.turn, "index": index}
+    ).scalar_one()
+    why = f"A person rejected this call: {reason}" if reason else "A person rejected this call."
+    result = ToolResult(call_id=call_id, name=call.tool, status="rejected", code="rejected", text=why)
+    add_result(connection, snapshot.run_id, position, ToolMessage(result=result))
+
+
+def _not_pending(connection: Connection, run_id: str, call_id: str) -> ApprovalNotPendingError:
+    row: Any = connection.execute(_DECIDED, {"run_id": run_id, "call_id": call_id}).first()
+    if row is None:
+        return ApprovalNotPendingError(f"run {run_id} has no call {call_id!r} that needs approval", call_id=call_id)
+    who = f" by {row.decided_by}" if row.decided_by else ""
+    return ApprovalNotPendingError(
+        f"call {call_id!r} is {row.status}{who} since {row.decided_at:%Y-%m-%d %H:%M:%S %Z}",
+        call_id=call_id,
+        status=row.status,
+        decided_by=row.decided_by,
+    )

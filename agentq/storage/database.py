@@ -1,0 +1,100 @@
+"""The connection to Postgres: one engine a process, faults of the server told in our own words."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+
+from agentq.errors import AgentqError, ConfigError, SchemaOutdatedError, UnavailableError
+
+_UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _UNDEFINED_COLUMN = "42P01", "3F000", "42703"
+
+
+class Database:
+    """An engine for this process, made at first use and made anew in a forked child.
+
+    ``url`` is a libpq URL (``postgresql://…``). PgBouncer in transaction mode works: no prepared statements and no
+    session state are used. Raises ConfigError for a URL that is none of Postgres.
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 5) -> None:
+        try:
+            parsed = make_url(url)
+        except ArgumentError as error:
+            raise ConfigError(
+                "AGENTQ_DATABASE_URL is not a URL; it looks like postgresql://user@host:5432/name"
+            ) from error
+        if parsed.get_backend_name() not in ("postgresql", "postgres"):
+            raise ConfigError(f"AGENTQ_DATABASE_URL must be a Postgres URL, not {parsed.get_backend_name()}://")
+        self.url = parsed.set(drivername="postgresql+psycopg")
+        self._pool_size = pool_size
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._pid = 0
+
+    def __repr__(self) -> str:
+        return f"Database({self.url.render_as_string(hide_password=True)})"
+
+    @property
+    def engine(self) -> Engine:
+        with self._lock:
+            if self._engine is None or self._pid != os.getpid():
+                self._engine, self._pid = self._make_engine(), os.getpid()
+            return self._engine
+
+    def _make_engine(self) -> Engine:
+        if self._engine is not None:
+            # Inherited sockets belong to the parent: forget them without closing.
+            self._engine.dispose(close=False)
+        return create_engine(
+            self.url,
+            pool_size=self._pool_size,
+            max_overflow=0,
+            pool_recycle=1800,
+            connect_args={"prepare_threshold": None, "connect_timeout": 5},
+        )
+
+    def after_fork(self) -> None:
+        """Forget the parent's connections; call it in a child before anything else."""
+        self._lock = threading.Lock()
+
+    def dispose(self) -> None:
+        """Close the pooled connections of this process."""
+        with self._lock:
+            if self._engine is not None and self._pid == os.getpid():
+                self._engine.dispose()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One transaction, committed at the end. Raises UnavailableError or SchemaOutdatedError for the server's faults."""
+        with self._translated(), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def autocommit(self) -> Iterator[Connection]:
+        """A connection whose every statement is a transaction of its own: one round trip, nothing to roll back."""
+        with self._translated(), self.engine.connect() as connection:
+            yield connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            raise self._translate(error) from error
+
+    def _translate(self, error: DBAPIError) -> AgentqError | DBAPIError:
+        state: Any = getattr(error.orig, "sqlstate", None)
+        if state in (_UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _UNDEFINED_COLUMN):
+            return SchemaOutdatedError("the database has no current agentq schema; run: agentq db upgrade")
+        if isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated:
+            where = self.url.render_as_string(hide_password=True)
+            reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+            return UnavailableError(
+                f"Postgres at {where} cannot be used: {reason}; check AGENTQ_DATABASE_URL", url=where
+            )
+        return error

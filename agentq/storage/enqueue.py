@@ -1,0 +1,106 @@
+"""New runs: one transaction writes the run, its message and its first event, or nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from agentq.errors import RunFinishedError, ThreadBusyError
+from agentq.messages import UserMessage
+from agentq.run import Progress
+from agentq.storage.rows import CallRef, dump
+from agentq.storage.steps import NewEvent, add_events
+from agentq.wire import STEP_QUEUE
+
+_INSERT = text("""
+    INSERT INTO agentq.runs (id, agent, status, phase, seq, turn, depth, progress, context, tags, idempotency_key,
+                             thread_id, thread_position, parent_run_id, parent_turn, parent_index, message_count,
+                             event_count, queue, due_at, sweep_at)
+    VALUES (:id, :agent, 'queued', 'recall', 0, 0, :depth, :progress, :context, CAST(:tags AS jsonb), :idempotency_key,
+            :thread_id, :thread_position, :parent_run_id, :parent_turn, :parent_index, 1, 1, :queue,
+            now(), now() + interval '10 s')
+    ON CONFLICT (agent, idempotency_key) DO NOTHING
+    RETURNING id
+""")
+_SAME_KEY = text("SELECT id FROM agentq.runs WHERE agent = :agent AND idempotency_key = :key")
+_FIRST_MESSAGE = text("INSERT INTO agentq.messages (run_id, position, payload) VALUES (:run_id, 0, :payload)")
+_THREAD = text("INSERT INTO agentq.threads (id) VALUES (:id) ON CONFLICT DO NOTHING")
+_LOCK_THREAD = text("SELECT 1 FROM agentq.threads WHERE id = :id FOR UPDATE")
+_LATEST = text("""
+    SELECT id, status, thread_position FROM agentq.runs WHERE thread_id = :id ORDER BY thread_position DESC LIMIT 1
+""")
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """What a producer asks for. ``tags`` are searchable; ``context`` is handed to tools."""
+
+    id: str
+    agent: str
+    text: str
+    progress: Progress
+    context: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    thread_id: str | None = None
+    depth: int = 0
+    parent: CallRef | None = None
+
+
+def insert(connection: Connection, new: NewRun) -> str:
+    """Write the run and return its id: an earlier run's id where agent and idempotency key are the same.
+
+    Raises ThreadBusyError while another run of the thread has not ended.
+    """
+    position = None
+    if new.thread_id is not None:
+        if new.idempotency_key is not None and (same := _same(connection, new)):
+            return same
+        position = _next_position(connection, new.thread_id)
+    parent = new.parent
+    values = {
+        "id": new.id,
+        "agent": new.agent,
+        "depth": new.depth,
+        "progress": new.progress.model_dump_json(exclude_defaults=True),
+        "context": dump(new.context),
+        "tags": dump(new.tags),
+        "idempotency_key": new.idempotency_key,
+        "thread_id": new.thread_id,
+        "thread_position": position,
+        "parent_run_id": parent.run_id if parent else None,
+        "parent_turn": parent.turn if parent else None,
+        "parent_index": parent.index if parent else None,
+        "queue": STEP_QUEUE,
+    }
+    if connection.execute(_INSERT, values).scalar() is None:
+        same = _same(connection, new)
+        if same is None:
+            raise RunFinishedError(
+                f"the run with idempotency key {new.idempotency_key!r} was deleted just now; try again"
+            )
+        return same
+    payload = UserMessage(text=new.text).model_dump_json()
+    connection.execute(_FIRST_MESSAGE, {"run_id": new.id, "payload": payload})
+    add_events(connection, new.id, 1, [NewEvent("run.enqueued", {"agent": new.agent})])
+    return new.id
+
+
+def _same(connection: Connection, new: NewRun) -> str | None:
+    same: str | None = connection.execute(_SAME_KEY, {"agent": new.agent, "key": new.idempotency_key}).scalar()
+    return same
+
+
+def _next_position(connection: Connection, thread_id: str) -> int:
+    connection.execute(_THREAD, {"id": thread_id})
+    connection.execute(_LOCK_THREAD, {"id": thread_id})
+    latest = connection.execute(_LATEST, {"id": thread_id}).first()
+    if latest is None:
+        return 0
+    if latest.status not in ("completed", "failed", "cancelled"):
+        raise ThreadBusyError(
+            f"thread {thread_id!r} is busy with run {latest.id} ({latest.status}); wait for it or cancel it",
+            run_id=latest.id,
+        )
+    return int(latest.thread_position) + 1

@@ -1,0 +1,72 @@
+"""The schema's revisions: bring a database up to date, say where it is, print the SQL."""
+
+import io
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from agentq.errors import SchemaOutdatedError
+from agentq.storage.database import Database
+from agentq.storage.schema import SCHEMA
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    return config
+
+
+def head() -> str:
+    """The newest revision this release knows."""
+    revision = ScriptDirectory.from_config(_config()).get_current_head()
+    assert revision is not None
+    return revision
+
+
+def current(database: Database) -> str | None:
+    """The database's revision; None when it has no agentq schema."""
+    with database.transaction() as connection:
+        options = {"version_table_schema": SCHEMA}
+        return MigrationContext.configure(connection, opts=options).get_current_revision()
+
+
+def upgrade(database: Database) -> None:
+    """Apply what is missing, in one transaction; safe to run twice and from two places at once."""
+    config = _config()
+    with database.transaction() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def sql(revisions: str = "head") -> str:
+    """The SQL of ``from:to`` (or all up to ``to``), for a database that only its administrators may change."""
+    config = _config()
+    config.output_buffer = io.StringIO()
+    command.upgrade(config, revisions, sql=True)
+    return config.output_buffer.getvalue()
+
+
+def check(database: Database) -> None:
+    """Raises SchemaOutdatedError, naming the command, unless the database is at this release's revision."""
+    found, wanted = current(database), head()
+    if found == wanted:
+        return
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if found is None:
+        raise SchemaOutdatedError(
+            "the database has no agentq schema; run: agentq db upgrade", found=None, wanted=wanted
+        )
+    if found not in known:
+        raise SchemaOutdatedError(
+            f"the database's schema {found} is newer than this release ({wanted}); install the newer agentq here",
+            found=found,
+            wanted=wanted,
+        )
+    raise SchemaOutdatedError(
+        f"the database's schema is at {found}, this release needs {wanted}; run: agentq db upgrade",
+        found=found,
+        wanted=wanted,
+    )

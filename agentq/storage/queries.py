@@ -1,0 +1,130 @@
+"""Reads for people and callers: runs, events, approvals, workers. Nothing here changes a row."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, text
+
+from agentq.errors import RunNotFoundError
+from agentq.messages import AssistantMessage, Message, load_message
+from agentq.run import Approval, Event, Run, Status
+from agentq.storage.rows import dump, to_event, to_run
+
+_COLUMNS = """id, agent, status, phase, seq, turn, attempt, progress, created_at, updated_at, thread_id, parent_run_id,
+    tags, finished_at, due_at, lease_until, cancel_requested, stop_reason, output, error"""
+_RUN = text(f"SELECT {_COLUMNS} FROM agentq.runs WHERE id = :run_id")
+_STATUS = text("SELECT status, seq FROM agentq.runs WHERE id = :run_id")
+_LIST = text(f"""
+    SELECT {_COLUMNS} FROM agentq.runs
+    WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:agent AS text) IS NULL OR agent = :agent)
+        AND (CAST(:tags AS jsonb) IS NULL OR tags @> CAST(:tags AS jsonb))
+        AND (CAST(:before AS text) IS NULL OR (created_at, id) < (SELECT created_at, id FROM agentq.runs WHERE id = :before))
+    ORDER BY created_at DESC, id DESC LIMIT :limit
+""")
+_MESSAGES = text("SELECT payload FROM agentq.messages WHERE run_id = :run_id ORDER BY position")
+_EVENTS = text("""
+    SELECT run_id, number, type, at, data FROM agentq.events WHERE run_id = :run_id AND number > :after ORDER BY number
+""")
+_APPROVALS = text("""
+    SELECT run_id, call_id, tool, arguments, status, requested_at, decided_by, reason, decided_at FROM agentq.approvals
+    WHERE (CAST(:run_id AS text) IS NULL OR run_id = :run_id) AND (CAST(:status AS text) IS NULL OR status = :status)
+    ORDER BY requested_at, run_id, index LIMIT :limit
+""")
+_THREAD = text("""
+    SELECT m.payload FROM agentq.messages m JOIN agentq.runs r ON r.id = m.run_id
+    WHERE r.thread_id = :thread_id ORDER BY r.thread_position, m.position
+""")
+_WORKERS = text("""
+    SELECT id, pool, queues, agents, started_at, seen_at FROM agentq.workers
+    WHERE seen_at > now() - make_interval(secs => :alive_secs) ORDER BY id
+""")
+
+
+_AGENTS = text("SELECT name FROM agentq.agents ORDER BY name")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker process that was heard of lately."""
+
+    id: str
+    pool: str
+    queues: tuple[str, ...]
+    agents: tuple[str, ...]
+    started_at: datetime
+    seen_at: datetime
+
+
+def run(connection: Connection, run_id: str) -> Run:
+    """Raises RunNotFoundError."""
+    row = connection.execute(_RUN, {"run_id": run_id}).first()
+    if row is None:
+        raise RunNotFoundError(f"there is no run {run_id!r}; see: agentq runs ls", run_id=run_id)
+    if row.stop_reason not in ("final_answer", "output", "hook_end"):
+        return to_run(row)
+    found = to_run(row)
+    if found.stop_reason == "hook_end":
+        return to_run(row, text=found.output if isinstance(found.output, str) else None)
+    return to_run(row, text=_answer(messages(connection, run_id)))
+
+
+def _answer(transcript: Sequence[Message]) -> str | None:
+    replies = [message for message in transcript if isinstance(message, AssistantMessage)]
+    return replies[-1].text or None if replies else None
+
+
+def status(connection: Connection, run_id: str) -> Status:
+    """One indexed read, for waiting. Raises RunNotFoundError."""
+    row = connection.execute(_STATUS, {"run_id": run_id}).first()
+    if row is None:
+        raise RunNotFoundError(f"there is no run {run_id!r}; see: agentq runs ls", run_id=run_id)
+    found: Status = row.status
+    return found
+
+
+def runs(
+    connection: Connection,
+    *,
+    status: Status | None = None,
+    agent: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    before: str | None = None,
+    limit: int = 50,
+) -> list[Run]:
+    """The newest runs first; ``before`` is the last id of the page already seen."""
+    values = {"status": status, "agent": agent, "tags": dump(tags) if tags else None, "before": before, "limit": limit}
+    return [to_run(row) for row in connection.execute(_LIST, values)]
+
+
+def messages(connection: Connection, run_id: str) -> tuple[Message, ...]:
+    rows = connection.execute(_MESSAGES, {"run_id": run_id})
+    return tuple(load_message(row.payload) for row in rows)
+
+
+def thread_messages(connection: Connection, thread_id: str) -> tuple[Message, ...]:
+    rows = connection.execute(_THREAD, {"thread_id": thread_id})
+    return tuple(load_message(row.payload) for row in rows)
+
+
+def events(connection: Connection, run_id: str, *, after: int = 0) -> list[Event]:
+    return [to_event(row) for row in connection.execute(_EVENTS, {"run_id": run_id, "after": after})]
+
+
+def approvals(
+    connection: Connection, *, run_id: str | None = None, status: str | None = "pending", limit: int = 200
+) -> list[Approval]:
+    rows = connection.execute(_APPROVALS, {"run_id": run_id, "status": status, "limit": limit})
+    return [Approval(**row._mapping) for row in rows]
+
+
+def workers(connection: Connection, *, alive_secs: float = 45.0) -> list[Worker]:
+    return [
+        Worker(row.id, row.pool, tuple(row.queues), tuple(row.agents), row.started_at, row.seen_at)
+        for row in connection.execute(_WORKERS, {"alive_secs": alive_secs})
+    ]
+
+
+def known_agents(connection: Connection) -> tuple[str, ...]:
+    """Every agent that a worker ever had."""
+    return tuple(connection.execute(_AGENTS).scalars())

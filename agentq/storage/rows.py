@@ -1,0 +1,121 @@
+"""Rows of the database as the words of ``run.py``, and back."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from pydantic_core import to_json
+from sqlalchemy import Row
+
+from agentq.errors import ErrorInfo
+from agentq.run import Event, OpenCall, Progress, Run, Snapshot
+
+# Columns that make a Snapshot; every statement that loads one returns these.
+SNAPSHOT_COLUMNS = (
+    "id, agent, status, phase, seq, turn, depth, progress, context, message_count, cancel_requested, thread_id, attempt"
+)
+CALL_COLUMNS = (
+    "index AS call_index, position, call_id, tool, kind, queue, timeout_secs, idempotent, needs_approval, status"
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to do one step, or one call: commits that carry it are refused once somebody else has it.
+
+    ``restarted`` says that the server was started after the work became due: a claim made before may be forgotten.
+    ``overdue`` says that the time limit of the tool has passed; ``worker`` is the one that claimed it.
+    """
+
+    run_id: str
+    seq: int
+    token: UUID
+    attempt: int
+    worker: str | None = None
+    restarted: bool = False
+    overdue: bool = False
+
+
+@dataclass(frozen=True)
+class CallRef:
+    """Where a tool call lives: the run, the turn and the place in the reply, never the model's own id."""
+
+    run_id: str
+    turn: int
+    index: int
+
+    @property
+    def idempotency_key(self) -> str:
+        return f"{self.run_id}:{self.turn}:{self.index}"
+
+
+def dump(value: Any) -> str:
+    """JSON text for a payload column."""
+    return to_json(value).decode()
+
+
+def to_snapshot(row: Row[Any], calls: tuple[OpenCall, ...] = ()) -> Snapshot:
+    return Snapshot(
+        run_id=row.id,
+        agent=row.agent,
+        seq=row.seq,
+        status=row.status,
+        phase=row.phase,
+        turn=row.turn,
+        depth=row.depth,
+        message_count=row.message_count,
+        cancel_requested=row.cancel_requested,
+        progress=Progress.model_validate_json(row.progress),
+        calls=calls,
+        thread_id=row.thread_id,
+        context=json.loads(row.context),
+    )
+
+
+def to_open_call(row: Row[Any]) -> OpenCall:
+    return OpenCall(
+        index=row.call_index,
+        position=row.position,
+        call_id=row.call_id,
+        tool=row.tool,
+        kind=row.kind,
+        queue=row.queue,
+        timeout_secs=row.timeout_secs,
+        idempotent=row.idempotent,
+        needs_approval=row.needs_approval,
+        status=row.status,
+    )
+
+
+def to_run(row: Row[Any], text: str | None = None) -> Run:
+    progress = Progress.model_validate_json(row.progress)
+    return Run(
+        id=row.id,
+        agent=row.agent,
+        status=row.status,
+        phase=row.phase,
+        seq=row.seq,
+        turn=row.turn,
+        attempt=row.attempt,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        thread_id=row.thread_id,
+        parent_run_id=row.parent_run_id,
+        tags=row.tags,
+        finished_at=row.finished_at,
+        due_at=row.due_at,
+        lease_until=row.lease_until,
+        cancel_requested=row.cancel_requested,
+        stop_reason=row.stop_reason,
+        text=text,
+        output=None if row.output is None else json.loads(row.output),
+        error=None if row.error is None else ErrorInfo.model_validate_json(row.error),
+        usage=progress.usage,
+        model_calls=progress.model_calls,
+        tool_calls=progress.tool_calls,
+    )
+
+
+def to_event(row: Row[Any]) -> Event:
+    return Event(run_id=row.run_id, number=row.number, type=row.type, at=row.at, data=json.loads(row.data))

@@ -1,0 +1,100 @@
+"""Tools: Python functions that a model may call, with the promises the engine needs to run them safely."""
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from agentq.arguments import Parameters
+from agentq.context import RunContext
+from agentq.errors import ConfigError
+
+# Safe at every provider: OpenAI and Anthropic refuse other characters, Gemini a leading digit.
+NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function with its name, description and parameters, made by :func:`tool`; calling it calls the function.
+
+    ``timeout`` is in seconds (None: the run's ``tool_timeout_secs``); ``queue`` routes it to other workers;
+    ``idempotent`` says that running it twice with the same ``ctx.idempotency_key`` does no harm.
+    """
+
+    name: str
+    description: str
+    function: Callable[..., Any]
+    parameters: Parameters
+    timeout: float | None = None
+    queue: str | None = None
+    idempotent: bool = False
+    # The agent behind ``Agent.as_tool()``; typed loosely because agents are built of tools.
+    agent: Any = field(default=None, repr=False)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return self.parameters.schema
+
+    def bind(self, arguments: dict[str, Any], ctx: RunContext) -> dict[str, Any]:
+        name = self.parameters.context_name
+        return arguments | {name: ctx} if name else arguments
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    queue: str | None = None,
+    idempotent: bool = False,
+) -> Callable[[Callable[..., Any]], Tool]: ...
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout: float | None = None,
+    queue: str | None = None,
+    idempotent: bool = False,
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a tool of a function, sync or async; the schema comes from its signature, the description from its docstring.
+
+    A parameter annotated with RunContext gets the context and is not shown to the model. Raises ConfigError for a name
+    that providers refuse, a parameter without a JSON schema, or a default that is not JSON.
+    """
+
+    def build(wrapped: Callable[..., Any]) -> Tool:
+        title = name or getattr(wrapped, "__name__", "")
+        check_name("tool", title)
+        if timeout is not None and not 0 < timeout < float("inf"):
+            raise ConfigError(f"tool {title!r}: timeout must be a positive number of seconds, not {timeout!r}")
+        return Tool(
+            name=title,
+            description=description or inspect.getdoc(wrapped) or "",
+            function=wrapped,
+            parameters=Parameters(wrapped, title),
+            timeout=timeout,
+            queue=queue,
+            idempotent=idempotent,
+        )
+
+    return build if function is None else build(function)
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raises ConfigError when ``name`` is not one that every provider takes."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{kind} {name!r}: use letters, digits, _ and -, at most 64, not starting with a digit",
+            name=name,
+        )

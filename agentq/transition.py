@@ -1,0 +1,445 @@
+"""The whole state machine: ``decide(snapshot, outcome)`` says what a step changed and what comes next. No I/O, no clock."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, assert_never
+
+from agentq.errors import ErrorInfo
+from agentq.limits import MAX_CALLS_PER_REPLY, MAX_EMPTY_REPLIES, MAX_INVALID_OUTPUTS
+from agentq.messages import AssistantMessage, Message, ToolMessage, ToolResult, Usage, UserMessage
+from agentq.retry import wait_secs
+from agentq.run import CallKind, Ending, OpenCall, Phase, Snapshot, Status
+
+# ---------------------------------------------------------------------------------------------- outcomes of a step
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """The recall step is done; ``facts`` go with the coming model call."""
+
+    facts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """A call checked against the agent's tools. ``result`` is there when it cannot run (bad name, bad arguments)."""
+
+    call_id: str
+    tool: str
+    kind: CallKind = "tool"
+    queue: str = ""
+    timeout_secs: float = 60.0
+    idempotent: bool = False
+    review: bool = False
+    result: ToolResult | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A structured answer: ``value`` when it fits the schema, ``problem`` when not.
+
+    ``index`` is the call it came in, None when it came as text.
+    """
+
+    value: Any = None
+    problem: str | None = None
+    index: int | None = None
+
+
+@dataclass(frozen=True)
+class Replied:
+    """The model answered. ``calls`` matches ``message.calls``; ``output`` is set where the agent wants one."""
+
+    message: AssistantMessage
+    usage: Usage
+    calls: tuple[PlannedCall, ...] = ()
+    output: Output | None = None
+
+
+@dataclass(frozen=True)
+class ModelFailed:
+    """The provider refused or failed. ``models`` is how many the agent has; ``jitter`` is in [0, 1)."""
+
+    error: ErrorInfo
+    retryable: bool
+    retry_after: float | None
+    models: int
+    jitter: float
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """The calls that need a person, by index; none lets the batch run."""
+
+    gated: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decided:
+    """People have decided on every gated call; the rejected ones are closed in the snapshot already."""
+
+
+@dataclass(frozen=True)
+class BatchOpened:
+    """The batch was fanned out; its calls report one by one."""
+
+
+@dataclass(frozen=True)
+class CallsFinished:
+    """Every call has its result. ``results`` are those this step brings; ``fatal`` is a tool's fault that ends the run."""
+
+    results: tuple[tuple[int, ToolResult], ...] = ()
+    fatal: ErrorInfo | None = None
+
+
+@dataclass(frozen=True)
+class HookEnded:
+    """A hook ended the run. ``message`` is the reply it saw, ``results`` what had come back by then."""
+
+    output: Any = None
+    message: AssistantMessage | None = None
+    usage: Usage = Usage()
+    results: tuple[tuple[int, ToolResult], ...] = ()
+
+
+@dataclass(frozen=True)
+class Failed:
+    error: ErrorInfo
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """Somebody asked for it while no step was running."""
+
+
+Outcome = (
+    Recalled | Replied | ModelFailed | Reviewed | Decided | BatchOpened | CallsFinished | HookEnded | Failed | Cancelled
+)
+
+# ---------------------------------------------------------------------------------------------- what it leads to
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The change as a value; storage applies it only if seq and lease still match.
+
+    ``messages`` are (position, message) pairs; ``opened`` are new calls, ``closed`` indexes of calls that came back;
+    ``delay_secs`` is when the next step is due (None: not by time); ``approvals`` are the calls put before a person.
+    """
+
+    snapshot: Snapshot
+    messages: tuple[tuple[int, Message], ...] = ()
+    opened: tuple[OpenCall, ...] = ()
+    closed: tuple[tuple[int, ToolResult], ...] = ()
+    approvals: tuple[OpenCall, ...] = ()
+    delay_secs: float | None = None
+    ending: Ending | None = None
+    note: dict[str, Any] | None = None
+
+
+class UnexpectedOutcomeError(Exception):
+    """The outcome does not belong to the phase: a fault of ours, never of a user."""
+
+
+_ALLOWED: dict[Phase, tuple[type, ...]] = {
+    "recall": (Recalled, HookEnded, Failed, Cancelled),
+    "model": (Replied, ModelFailed, HookEnded, Failed, Cancelled),
+    "review": (Reviewed, Decided, HookEnded, Failed, Cancelled),
+    "tools": (BatchOpened, CallsFinished, HookEnded, Failed, Cancelled),
+}
+
+
+def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:
+    """What follows from ``outcome`` in ``snapshot``. Raises UnexpectedOutcomeError where the pair makes no sense."""
+    if snapshot.is_terminal or not isinstance(outcome, _ALLOWED[snapshot.phase]):
+        raise UnexpectedOutcomeError(f"{type(outcome).__name__} in {snapshot.status}/{snapshot.phase}")
+    snapshot = replace(snapshot, seq=snapshot.seq + 1, status="running")
+    match outcome:
+        case Recalled():
+            return _go(_progress(snapshot, facts=outcome.facts), "model")
+        case Replied():
+            return _replied(snapshot, outcome)
+        case ModelFailed():
+            return _model_failed(snapshot, outcome)
+        case Reviewed():
+            return _reviewed(snapshot, outcome)
+        case Decided():
+            return _go(snapshot, "tools") if snapshot.pending else _next_turn(snapshot)
+        case BatchOpened():
+            return Transition(snapshot)
+        case CallsFinished():
+            return _calls_finished(snapshot, outcome)
+        case HookEnded():
+            return _hook_ended(snapshot, outcome)
+        case Failed():
+            return _end(snapshot, Ending(error=outcome.error))
+        case Cancelled():
+            return _end(snapshot, _CANCELLED)
+        case _:
+            assert_never(outcome)
+
+
+def _go(snapshot: Snapshot, phase: Phase, *, delay_secs: float = 0.0) -> Transition:
+    return Transition(replace(snapshot, phase=phase), delay_secs=delay_secs)
+
+
+def _progress(snapshot: Snapshot, **changes: Any) -> Snapshot:
+    return replace(snapshot, progress=snapshot.progress.model_copy(update=changes))
+
+
+def _append(snapshot: Snapshot, *messages: Message) -> tuple[Snapshot, tuple[tuple[int, Message], ...]]:
+    placed = tuple(enumerate(messages, start=snapshot.message_count))
+    return replace(snapshot, message_count=snapshot.message_count + len(messages)), placed
+
+
+# ---------------------------------------------------------------------------------------------- the model's reply
+
+
+def _replied(snapshot: Snapshot, reply: Replied) -> Transition:
+    snapshot = _progress(
+        snapshot,
+        model_calls=snapshot.progress.model_calls + 1,
+        usage=snapshot.progress.usage + reply.usage,
+        model_index=0,
+        model_tries=0,
+        facts=(),
+    )
+    snapshot = replace(snapshot, turn=snapshot.turn + 1, calls=())
+    if reply.message.stop == "blocked":
+        snapshot, placed = _append(snapshot, reply.message.model_copy(update={"calls": ()}))
+        return replace(_end(snapshot, Ending(stop_reason="content_filter")), messages=placed)
+    if reply.calls:
+        return _called(snapshot, reply)
+    if not reply.message.text.strip():
+        return _empty(snapshot)
+    return _answered(snapshot, reply)
+
+
+def _answered(snapshot: Snapshot, reply: Replied) -> Transition:
+    output = reply.output
+    snapshot, placed = _append(snapshot, reply.message)
+    if output is None:
+        return replace(_end(snapshot, Ending(stop_reason="final_answer", text=reply.message.text)), messages=placed)
+    if output.problem is None:
+        ending = Ending(stop_reason="output", text=reply.message.text, output=output.value)
+        return replace(_end(snapshot, ending), messages=placed)
+    snapshot, failure = _count_invalid(snapshot, output.problem)
+    if failure:
+        return replace(_end(snapshot, failure), messages=placed)
+    note = UserMessage(text=f"Your answer does not fit the required format: {output.problem}\nAnswer again.")
+    return _ask_again(snapshot, placed, note)
+
+
+def _ask_again(snapshot: Snapshot, placed: tuple[tuple[int, Message], ...], note: UserMessage) -> Transition:
+    snapshot, more = _append(snapshot, note)
+    following = _next_turn(snapshot)
+    return replace(following, messages=placed + more + following.messages)
+
+
+def _empty(snapshot: Snapshot) -> Transition:
+    empty = snapshot.progress.empty_replies + 1
+    snapshot = _progress(snapshot, empty_replies=empty)
+    if empty > MAX_EMPTY_REPLIES:
+        error = ErrorInfo(code="provider_reply_invalid", message=f"the model gave {empty} replies without any content")
+        return _end(snapshot, Ending(error=error))
+    # The empty reply itself is not kept: providers refuse empty assistant turns.
+    return _ask_again(snapshot, (), UserMessage(text="Your last reply was empty. Answer, or call a tool."))
+
+
+def _count_invalid(snapshot: Snapshot, problem: str) -> tuple[Snapshot, Ending | None]:
+    invalid = snapshot.progress.invalid_outputs + 1
+    snapshot = _progress(snapshot, invalid_outputs=invalid)
+    if invalid < MAX_INVALID_OUTPUTS:
+        return snapshot, None
+    message = f"the model gave {invalid} answers that do not fit the output schema; the last problem: {problem}"
+    return snapshot, Ending(error=ErrorInfo(code="output_invalid", message=message))
+
+
+def _called(snapshot: Snapshot, reply: Replied) -> Transition:
+    """Place the reply, keep a position for each call's result, and settle at once whatever cannot run."""
+    snapshot, placed = _append(snapshot, reply.message)
+    first = snapshot.message_count
+    snapshot = replace(snapshot, message_count=first + len(reply.calls))
+    planned = tuple(_planned(i, call, reply) for i, call in enumerate(reply.calls))
+    opened = tuple(
+        OpenCall(
+            index=i,
+            position=first + i,
+            call_id=call.call_id,
+            tool=call.tool,
+            kind=call.kind,
+            queue=call.queue,
+            timeout_secs=call.timeout_secs,
+            idempotent=call.idempotent,
+            needs_approval=call.review,
+            status="done" if call.result else "pending",
+        )
+        for i, call in enumerate(planned)
+    )
+    settled = tuple((i, call.result) for i, call in enumerate(planned) if call.result)
+    taken = min(len(planned), MAX_CALLS_PER_REPLY)
+    used = snapshot.progress.tool_calls
+    snapshot = replace(_progress(snapshot, tool_calls=used + taken, empty_replies=0), calls=opened)
+    following = _after_reply(snapshot, reply.output, over_limit=used + taken > snapshot.limits.tool_calls)
+    return replace(
+        following,
+        opened=opened,
+        messages=placed + _as_messages(opened, settled) + following.messages,
+        closed=following.closed,
+    )
+
+
+def _planned(index: int, call: PlannedCall, reply: Replied) -> PlannedCall:
+    output = reply.output
+    if index >= MAX_CALLS_PER_REPLY:
+        text = f"Skipped: only the first {MAX_CALLS_PER_REPLY} calls of one reply are taken. Ask again if needed."
+        return replace(call, result=_result(call, "skipped", text))
+    if output is not None and output.index is not None and output.problem is None:
+        if index == output.index:
+            accepted = ToolResult(call_id=call.call_id, name=call.tool, text="Accepted as the final answer.")
+            return replace(call, result=accepted)
+        if call.result is None:
+            return replace(call, result=_result(call, "skipped", "Not run: the final answer came in the same reply."))
+    return call
+
+
+def _result(call: PlannedCall | OpenCall, code: str, text: str) -> ToolResult:
+    return ToolResult(call_id=call.call_id, name=call.tool, status="error", code=code, text=text)
+
+
+def _after_reply(snapshot: Snapshot, output: Output | None, *, over_limit: bool) -> Transition:
+    if output is not None and output.problem is None:
+        return _end(snapshot, Ending(stop_reason="output", output=output.value))
+    if output is not None and output.problem is not None:
+        snapshot, failure = _count_invalid(snapshot, output.problem)
+        if failure:
+            return _end(snapshot, failure)
+    if over_limit:
+        return _end(snapshot, _limit("tool_calls", snapshot.limits.tool_calls))
+    if not snapshot.pending:
+        return _next_turn(snapshot)
+    return _go(snapshot, "review" if any(call.needs_approval for call in snapshot.pending) else "tools")
+
+
+def _as_messages(
+    calls: Sequence[OpenCall], results: Sequence[tuple[int, ToolResult]]
+) -> tuple[tuple[int, Message], ...]:
+    position = {call.index: call.position for call in calls}
+    return tuple((position[index], ToolMessage(result=result)) for index, result in results)
+
+
+# ---------------------------------------------------------------------------------------------- failures of the model
+
+
+def _model_failed(snapshot: Snapshot, failure: ModelFailed) -> Transition:
+    progress = snapshot.progress
+    tries = progress.model_tries + 1
+    note = {"code": failure.error.code, "message": failure.error.message, "try": tries}
+    wait = wait_secs(tries, failure.retry_after, failure.jitter) if failure.retryable else None
+    if wait is not None:
+        return replace(_go(_progress(snapshot, model_tries=tries), "model", delay_secs=wait), note=note)
+    if progress.model_index + 1 < failure.models and _may_fall_back(failure.error.code):
+        fallback = _progress(snapshot, model_index=progress.model_index + 1, model_tries=0)
+        return replace(_go(fallback, "model"), note=note)
+    return replace(_end(snapshot, Ending(error=failure.error)), note=note)
+
+
+def _may_fall_back(code: str) -> bool:
+    # A request that is wrong in itself is wrong for every model; a filter is not dodged by asking another one.
+    return code not in {"provider_request_rejected", "provider_content_filtered"}
+
+
+# ---------------------------------------------------------------------------------------------- review and tools
+
+
+def _reviewed(snapshot: Snapshot, reviewed: Reviewed) -> Transition:
+    if not reviewed.gated:
+        return _go(snapshot, "tools")
+    gated = tuple(call for call in snapshot.pending if call.index in reviewed.gated)
+    return Transition(replace(snapshot, status="waiting"), approvals=gated)
+
+
+def _calls_finished(snapshot: Snapshot, finished: CallsFinished) -> Transition:
+    snapshot, placed = _settle(snapshot, finished.results)
+    following = _end(snapshot, Ending(error=finished.fatal)) if finished.fatal else _next_turn(snapshot)
+    return replace(following, messages=placed + following.messages, closed=finished.results + following.closed)
+
+
+def _next_turn(snapshot: Snapshot) -> Transition:
+    """Back to recall, unless a limit says that there may be no further model call."""
+    limits, progress = snapshot.limits, snapshot.progress
+    if progress.model_calls >= limits.model_calls:
+        return _end(snapshot, _limit("model_calls", limits.model_calls))
+    if limits.tokens is not None and progress.usage.total >= limits.tokens:
+        return _end(snapshot, _limit("tokens", limits.tokens))
+    return _go(replace(snapshot, calls=()), "recall")
+
+
+def _limit(name: str, value: int) -> Ending:
+    details = {"limit": name, "value": value}
+    message = f"the run reached its limit of {value} {name.replace('_', ' ')}"
+    return Ending(error=ErrorInfo(code="limit_exceeded", message=message, details=details))
+
+
+# ---------------------------------------------------------------------------------------------- endings
+
+
+def _hook_ended(snapshot: Snapshot, ended: HookEnded) -> Transition:
+    snapshot = _progress(snapshot, usage=snapshot.progress.usage + ended.usage)
+    placed: tuple[tuple[int, Message], ...] = ()
+    if ended.message is not None:
+        snapshot = _progress(snapshot, model_calls=snapshot.progress.model_calls + 1)
+        snapshot, placed = _append(snapshot, ended.message.model_copy(update={"calls": ()}))
+    snapshot, placed = _settle(snapshot, ended.results, placed)
+    text = ended.output if isinstance(ended.output, str) else None
+    following = _end(snapshot, Ending(stop_reason="hook_end", text=text, output=ended.output))
+    return replace(following, messages=placed + following.messages, closed=ended.results + following.closed)
+
+
+def _settle(
+    snapshot: Snapshot, results: tuple[tuple[int, ToolResult], ...], placed: tuple[tuple[int, Message], ...] = ()
+) -> tuple[Snapshot, tuple[tuple[int, Message], ...]]:
+    """Close the calls that ``results`` answer; the messages go to the places kept for them."""
+    placed += _as_messages(snapshot.calls, results)
+    for index, _ in results:
+        snapshot = snapshot.close_call(index)
+    return snapshot, placed
+
+
+def cancel(transition: Transition) -> Transition:
+    """The same step, but the run ends with it: what the step brought is kept, nothing follows."""
+    ended = _end(replace(transition.snapshot, status="running"), _CANCELLED)
+    return replace(
+        transition,
+        snapshot=ended.snapshot,
+        messages=transition.messages + ended.messages,
+        closed=transition.closed + ended.closed,
+        approvals=(),
+        delay_secs=None,
+        ending=ended.ending,
+    )
+
+
+_CANCELLED = Ending(error=ErrorInfo(code="cancelled", message="the run was cancelled"))
+
+
+def _end(snapshot: Snapshot, ending: Ending) -> Transition:
+    """Close the run, and every call that has no result yet, so that the transcript stays valid for a next message."""
+    status: Status = "completed"
+    if ending.error is not None:
+        status = "cancelled" if ending is _CANCELLED else "failed"
+    closed = tuple((call.index, _unfinished(call)) for call in snapshot.pending)
+    return Transition(
+        replace(snapshot, status=status, calls=()),
+        messages=_as_messages(snapshot.calls, closed),
+        closed=closed,
+        ending=ending,
+    )
+
+
+def _unfinished(call: OpenCall) -> ToolResult:
+    if call.status == "running":
+        return _result(
+            call, "interrupted", "The run ended while this call was running: it may or may not have taken effect."
+        )
+    return _result(call, "cancelled", "Not run: the run has ended.")

@@ -1,0 +1,61 @@
+"""The engine of this process: made at first use, and made anew in a forked child."""
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+
+from celery import Celery
+
+from agentq.agent import AgentSpec
+from agentq.config import Settings
+from agentq.engine import Engine
+from agentq.heartbeat import Heartbeat
+from agentq.producer import CeleryDispatcher
+from agentq.providers.registry import resolve
+from agentq.services import Services, no_probe
+from agentq.storage.database import Database
+
+
+class Runtime:
+    """Settings, agents and app of a worker, and the engine that works with them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        agents: Mapping[str, AgentSpec],
+        app: Celery,
+        *,
+        probe: Callable[[str, str], None] = no_probe,
+    ) -> None:
+        self.settings = settings
+        self.agents = agents
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self.database = Database(str(settings.database_url), pool_size=settings.db_pool_size)
+        self.dispatcher = CeleryDispatcher(app, queue=settings.queue)
+        self._heartbeat = Heartbeat(self.database, settings.lease_secs)
+        self._probe = probe
+        self._engine: Engine | None = None
+        self._pid = 0
+
+    def after_fork(self) -> None:
+        """Leave the parent's connections alone; called in a prefork child before its first task."""
+        self.database.after_fork()
+        self._engine = None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None or self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._engine = Engine(
+                Services(
+                    database=self.database,
+                    agents=self.agents,
+                    dispatcher=self.dispatcher,
+                    heartbeat=self._heartbeat,
+                    resolve=resolve,
+                    worker=f"{self.name}/{os.getpid()}",
+                    lease_secs=self.settings.lease_secs,
+                    probe=self._probe,
+                )
+            )
+        return self._engine

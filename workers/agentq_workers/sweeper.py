@@ -1,0 +1,63 @@
+"""The sweep's thread in a worker process: look once a second, and say now and then that this worker is alive."""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Sequence
+
+from agentq import recovery
+from agentq.errors import AgentqError
+from agentq.storage import leases
+from agentq_workers.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+PERIOD_SECS = 1.0
+SEEN_SECS = 15.0
+
+
+class Sweeper:
+    """Started when the pool is ready, stopped with the worker."""
+
+    def __init__(self, runtime: Runtime, *, pool: str, queues: Sequence[str]) -> None:
+        self._runtime = runtime
+        self._pool = pool
+        self._queues = list(queues)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="agentq-sweep", daemon=True)
+
+    def start(self) -> None:
+        with self._runtime.database.autocommit() as connection:
+            leases.know_agents(connection, sorted(self._runtime.agents))
+        self._say_alive()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop looking, and take this worker off the list of those alive."""
+        self._stop.set()
+        self._thread.join(timeout=10)
+        try:
+            with self._runtime.database.autocommit() as connection:
+                leases.gone(connection, self._runtime.name)
+        except AgentqError as error:
+            logger.warning("leaving without a word: %s", error)
+
+    def _run(self) -> None:
+        seen = time.monotonic()
+        # Jittered, so that the workers of a fleet do not all look at the same moment.
+        while not self._stop.wait(PERIOD_SECS * random.uniform(0.75, 1.25)):
+            try:
+                recovery.sweep(self._runtime.engine)
+                if time.monotonic() - seen > SEEN_SECS:
+                    self._say_alive()
+                    seen = time.monotonic()
+            except AgentqError as error:
+                logger.warning("the sweep failed, trying again: %s", error)
+            except Exception:
+                logger.exception("the sweep failed, trying again")
+
+    def _say_alive(self) -> None:
+        runtime = self._runtime
+        with runtime.database.autocommit() as connection:
+            leases.seen(connection, runtime.name, pool=self._pool, queues=self._queues, agents=sorted(runtime.agents))
