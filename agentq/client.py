@@ -5,15 +5,15 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 from agentq import embedded
 from agentq.agent import AgentSpec, make_limits
 from agentq.config import Settings, load
-from agentq.dispatch import Dispatcher
 from agentq.control import Control
+from agentq.dispatch import Dispatcher
 from agentq.errors import ConfigError, RunCancelledError, RunFailedError, WaitTimeoutError
 from agentq.heartbeat import Heartbeat
 from agentq.ids import new_id
@@ -106,9 +106,9 @@ class Client:
         """Store a run of ``agent`` for the message ``text`` and wake a worker; returns at once.
 
         ``idempotency_key``: the same agent and key give the same run, however often they are sent. ``tags``: text to
-        text, searchable. ``context``: JSON values handed to tools as ``ctx.context``. ``limits``: changes to the agent's.
-        Raises UnknownAgentError, ConfigError for values that cannot be stored, ThreadBusyError, UnavailableError (nothing
-        is stored then). A broker that is away does not matter: workers find the run.
+        text, searchable. ``context``: JSON values, for tools as ``ctx.context``. ``limits``: changes to the agent's.
+        Raises UnknownAgentError, ConfigError for values that cannot be stored, ThreadBusyError, UnavailableError
+        (nothing is stored then). A broker that is away does not matter: workers find the run.
         """
         self._check_agent(agent)
         new = NewRun(
@@ -237,7 +237,7 @@ class Handle:
         )
 
     def events(self, *, after: int = 0, follow: bool = True, timeout: float | None = None) -> Iterator[Event]:
-        """Events from number ``after`` + 1 on, then new ones as they come until the run has ended or waits for a person.
+        """Events from number ``after`` + 1 on, then new ones until the run has ended or waits for a person.
 
         ``follow=False`` stops at the newest; ``timeout`` bounds the wait in seconds. Raises RunNotFoundError.
         """
@@ -279,8 +279,9 @@ class Handle:
 class Agent(AgentSpec):
     """A model, a set of tools and some instructions, run as a loop by workers.
 
-    ``model``: ``"provider:name"`` or a Provider; ``fallback``: models tried when it fails for good. ``tools``: functions
-    or ``@tool``. ``approve``: names of tools whose calls wait for a person. ``output``: a type the final answer must fit.
+    ``model``: ``"provider:name"`` or a Provider; ``fallback``: models tried when it fails for good. ``tools``:
+    functions, or what ``@tool`` made of them. ``approve``: names of tools whose calls wait for a person. ``output``: a
+    type the final answer must fit.
     ``limits``: see Limits. ``on_tool_exception``: "report" shows type and message to the model, "fail" ends the run, a
     function of the exception gives the text. ``model_settings`` are sent to the provider as they are.
     Raises ConfigError that names what is wrong.
@@ -339,7 +340,7 @@ class _LateDispatcher:
 
     @cached_property
     def _dispatcher(self) -> Dispatcher:
-        from agentq import producer  # noqa: PLC0415 - importing Celery takes longer than all the rest
+        from agentq import producer
 
         app = producer.make_app(str(self._settings.broker_url), queue=self._settings.queue)
         return producer.CeleryDispatcher(app, queue=self._settings.queue)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from agentq.agent import AgentSpec, make_limits
@@ -10,7 +11,7 @@ from agentq.control import Control
 from agentq.errors import AgentqError, ConfigError, ErrorInfo, LeaseLost, UnavailableError
 from agentq.heartbeat import Lease
 from agentq.limits import MAX_ATTEMPTS
-from agentq.run import Snapshot
+from agentq.run import OpenCall, Snapshot
 from agentq.saving import CallEnd, call_data, only_call
 from agentq.services import Services
 from agentq.steps.base import Done
@@ -55,13 +56,14 @@ class Engine(Control):
             logger.debug("run %s: step %d is taken or history", run_id, seq)
             return
         claim, snapshot = claimed
-        services.probe("claimed", snapshot.phase)
         agent = services.agents.get(snapshot.agent)
         if agent is None:
             self._hand_back(claim, snapshot)
             return
+        snapshot = prepare(snapshot, agent)
+        services.probe("claimed", snapshot.phase)
         try:
-            self._do_step(claim, prepare(snapshot, agent), agent)
+            self._do_step(claim, snapshot, agent)
         except LeaseLost as lost:
             logger.info("%s", lost)
 
@@ -74,8 +76,7 @@ class Engine(Control):
     def _do_step(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec) -> None:
         started = time.monotonic()
         only = only_call(snapshot)
-        at_most = only.timeout_secs + GRACE_SECS if only else None
-        with self.services.heartbeat.hold(claim.token, claim.run_id, at_most_secs=at_most) as lease:
+        with self._hold(claim, only) as lease:
             try:
                 done = self._body(claim, snapshot, agent, lease)
             except (LeaseLost, UnavailableError):
@@ -89,6 +90,15 @@ class Engine(Control):
             done.data["ms"] = round((time.monotonic() - started) * 1000)
             self.services.probe("effect", snapshot.phase)
             self.settle(claim, snapshot, done)
+
+    def _hold(self, claim: Claim, call: OpenCall | None) -> AbstractContextManager[Lease]:
+        """Keep the lease; that of a tool is let go some time after its limit, so that the sweep finds what hangs.
+
+        It then has lasted longer than that of a worker that died within the limit: so the sweep tells them apart.
+        """
+        services = self.services
+        at_most = call.timeout_secs + GRACE_SECS + services.lease_secs / 3 if call else None
+        return services.heartbeat.hold(claim.token, claim.run_id, at_most_secs=at_most)
 
     def _body(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, lease: Lease) -> Done:
         if snapshot.phase != "tools":
@@ -152,8 +162,7 @@ class Engine(Control):
         if claim.restarted and not call.idempotent:
             return self.finish_call(claimed.ref, CallDone(interrupted(call)), claim, data)
         snapshot = prepare(claimed.snapshot, agent)
-        at_most = call.timeout_secs + GRACE_SECS
-        with self.services.heartbeat.hold(claim.token, claim.run_id, at_most_secs=at_most) as lease:
+        with self._hold(claim, call) as lease:
             done = run_call(snapshot, call, agent, self.services, lease=lease, attempt=claim.attempt)
             self.services.probe("effect", "call")
             data |= {"ms": round((time.monotonic() - started) * 1000)}

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class CallEnd:
-    """What follows a call of a batch: the lane's ``next`` call, or the step ``last`` when it was the last to come back."""
+    """What follows a call of a batch: the lane's ``next`` call, or the step after it when it was the ``last``."""
 
     next: CallMessage | None = None
     last: StepMessage | None = None
@@ -66,7 +66,7 @@ class Saver:
     def finish_call(
         self, ref: CallRef, done: CallDone, token: UUID | None, data: dict[str, Any]
     ) -> tuple[CallEnd, Snapshot]:
-        """Save one call of a batch; the one that comes back last takes the run on. Raises LeaseLost when it is not ours."""
+        """Save one call of a batch; the last to come back takes the run on. Raises LeaseLost when it is not ours."""
         event = NewEvent("call", {"index": ref.index} | data | call_data(done.result.name, done.result))
 
         def attempt() -> tuple[CallEnd, Snapshot]:

@@ -9,8 +9,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from sqlalchemy import text
 
 import agentq.embedded.broker  # noqa: F401 - teaches kombu the URL
+from agentq.storage import migrate
+from agentq.storage.database import Database
+from agentq.storage.schema import metadata
 from tests import services
 from tests.services import Service, Services
 
@@ -20,6 +24,8 @@ FORGOTTEN = pytest.StashKey[list[str]]()
 
 # A key in the environment would let a test call a real model, and a setting would change what it tests.
 PROVIDER_KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY")
+
+EMPTY = f"truncate {', '.join(table.fullname for table in metadata.sorted_tables)}"
 
 
 # -- the session --
@@ -121,7 +127,21 @@ def new_database_url(service_urls: Services) -> Iterator[Callable[[], str]]:
         yield lambda: databases.enter_context(services.new_database(service_urls))
 
 
-# The migrated schema, ``database``, belongs here: built on database_url once a process, emptied between tests.
+@pytest.fixture(scope="session")
+def migrated_database(database_url: str) -> Iterator[Database]:
+    """The schema, made once a process."""
+    database = Database(database_url)
+    migrate.upgrade(database)
+    yield database
+    database.dispose()
+
+
+@pytest.fixture
+def database(migrated_database: Database) -> Database:
+    """The schema with empty tables."""
+    with migrated_database.transaction() as connection:
+        connection.execute(text(EMPTY))
+    return migrated_database
 
 
 @pytest.fixture(scope="session")

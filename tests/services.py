@@ -241,7 +241,8 @@ def _postgres(services: Services) -> psycopg.Connection[tuple[Any, ...]]:
 def own_redis_database(services: Services, *, numbers: Sequence[int] = REDIS_NUMBERS) -> Iterator[str]:
     """The URL of a Redis database that no other process tests in, as long as this one lives.
 
-    The claim is the name of an open connection: it ends with the process, however that ends, and leaves nothing behind.
+    The claim is an open connection: it ends with the process, however that ends, and leaves nothing behind. A database
+    that anybody else is connected to is not taken.
     """
     assert services.redis.url
     for _ in range(10):
@@ -262,10 +263,8 @@ def own_redis_database(services: Services, *, numbers: Sequence[int] = REDIS_NUM
 
 
 def _claim(client: redis.Redis, number: int) -> bool:
-    name = f"agentq-test-{number}"
-    client.client_setname(name)
-    # Named first, counted second: of two at once, at least one sees both.
-    alone = sum(other["name"] == name for other in client.client_list()) == 1
+    # Connected first, counted second: of two at once, at least one sees both.
+    alone = sum(int(other["db"]) == number for other in client.client_list()) == 1
     # What is not empty and not marked is somebody's data.
     return alone and (client.dbsize() == 0 or bool(client.exists(REDIS_MARK)))
 
@@ -282,9 +281,13 @@ def flush_url(url: str) -> None:
 
 
 def _redis_client(url: str, number: int) -> redis.Redis:
-    # One connection, for its name is the claim.
+    # One connection, for it is the claim.
     return redis.Redis.from_url(
-        _redis_url(url, number), single_connection_client=True, socket_connect_timeout=CONNECT_SECS, socket_timeout=10
+        _redis_url(url, number),
+        single_connection_client=True,
+        client_name="agentq-tests",
+        socket_connect_timeout=CONNECT_SECS,
+        socket_timeout=10,
     )
 
 

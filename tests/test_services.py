@@ -54,6 +54,16 @@ def test_a_redis_database_with_data_in_it_is_not_touched(service_urls: Services)
             client.delete("orders")
 
 
+def test_a_redis_database_that_somebody_is_connected_to_is_not_taken(service_urls: Services) -> None:
+    url_of(service_urls.redis)
+    with services.own_redis_database(service_urls) as url:
+        number = int(url.rpartition("/")[2])
+    with redis.Redis.from_url(url) as client:
+        client.ping()
+        with pytest.raises(Unusable), services.own_redis_database(service_urls, numbers=[number]):
+            pass
+
+
 def test_redis_is_empty_but_for_our_mark(redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         assert client.keys() == [services.REDIS_MARK.encode()]

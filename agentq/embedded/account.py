@@ -23,14 +23,20 @@ class Account:
     uid: int | None = None
     gid: int | None = None
 
-    def run(self, command: Sequence[str | Path], *, cwd: Path, stdin: int = subprocess.DEVNULL) -> None:
-        """Run one of Postgres' programs; ConfigError with its own words when it fails."""
+    def run(self, command: Sequence[str | Path], *, cwd: Path, start_lock: int) -> None:
+        """Run one of Postgres' programs; ConfigError with its own words when it fails.
+
+        The shell keeps the start lock while the program works, even if we are killed, and the program does not inherit
+        it: so nobody looks, finds nothing and concludes just before a server appears or a folder fills.
+        """
         # Not a pipe: a server started by the program would keep it open.
         with tempfile.TemporaryFile("w+") as output:
-            code = self._run(command, cwd=cwd, stdin=stdin, stdout=output.fileno())
-            output.seek(0)
+            shell = ("/bin/sh", "-c", '"$@" </dev/null; exit $?', "sh")
+            code = self._run([*shell, *command], cwd=cwd, stdin=start_lock, stdout=output.fileno())
             if code:
-                raise ConfigError(f"the embedded Postgres cannot be made or started: {output.read().strip()[-2000:]}")
+                output.seek(0)
+                words = output.read().strip()[-2000:]
+                raise ConfigError(f"the embedded Postgres cannot be made or started: {words}\nRepair that, {ADVICE}")
 
     def can_use(self, path: Path) -> bool:
         """Whether the account can enter the folder or execute the program."""

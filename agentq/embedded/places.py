@@ -46,7 +46,9 @@ def _public_place(root: Path) -> Path:
         # Elsewhere a root that is gone may only be unmounted; what is left of a test run is removed.
         is_orphan = owner.is_relative_to(tempfile.gettempdir()) and not owner.exists()
         if is_leftover or is_orphan:
-            shutil.rmtree(note.parent, ignore_errors=True)
+            shutil.rmtree(note.with_name("pg"), ignore_errors=True)
+            if not note.with_name("pg").exists():  # else a server that is about to end still writes: another time
+                shutil.rmtree(note.parent, ignore_errors=True)
     place = Path(tempfile.mkdtemp(prefix="pg-", dir=PUBLIC))
     place.chmod(0o755)
     (place / "root").write_text(str(root))

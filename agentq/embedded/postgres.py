@@ -30,7 +30,7 @@ def ensure_running(root: Path, start_lock: int) -> str:
     if not _is_ready(data):
         account = server_account()
         binaries = programs(account)
-        _make_data(root, account, binaries)
+        _make_data(root, account, binaries, start_lock)
         _drop_stale_locks(data)
         _start(data.resolve(), account, binaries, start_lock)
     return f"postgresql://{USER}@/postgres?host={quote(socket_folder(data) or '')}&port={PORT}"
@@ -65,7 +65,7 @@ def _drop_stale_locks(data: Path) -> None:
         (data / "postmaster.pid").unlink(missing_ok=True)
 
 
-def _make_data(root: Path, account: Account, binaries: Path) -> None:
+def _make_data(root: Path, account: Account, binaries: Path, start_lock: int) -> None:
     data = root / "pg"
     if data.exists():
         return
@@ -75,7 +75,9 @@ def _make_data(root: Path, account: Account, binaries: Path) -> None:
         )
     fresh = make_data_folder(root, account)
     try:
-        account.run([binaries / "initdb", *INITDB, "--username", USER, "--pgdata", fresh], cwd=fresh)
+        account.run(
+            [binaries / "initdb", *INITDB, "--username", USER, "--pgdata", fresh], cwd=fresh, start_lock=start_lock
+        )
         keep_data_folder(fresh, root)
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -84,13 +86,10 @@ def _make_data(root: Path, account: Account, binaries: Path) -> None:
 
 def _start(data: Path, account: Account, binaries: Path, start_lock: int) -> None:
     options = f"--options=-c listen_addresses='' -c max_connections=200 -p {PORT} -k {_place_for_socket(data, account)}"
-    # The shell keeps the start lock while pg_ctl works, even if we are killed, and the server does not inherit it:
-    # so the watcher cannot look, find nothing and leave just before the server appears.
-    shell = ("/bin/sh", "-c", '"$@" </dev/null; exit $?', "sh")
 
     def is_started() -> bool:
         try:
-            account.run([*shell, binaries / "pg_ctl", *START, options], cwd=data, stdin=start_lock)
+            account.run([binaries / "pg_ctl", *START, options], cwd=data, start_lock=start_lock)
         except ConfigError:
             # The processes of a server that was killed -9 need a moment to notice.
             if "pre-existing shared memory block" in _log_tail(data):
@@ -101,7 +100,7 @@ def _start(data: Path, account: Account, binaries: Path, start_lock: int) -> Non
     try:
         has_started = wait_until(is_started, READY_SECONDS)
     except ConfigError as error:
-        raise ConfigError(f"{error.message}\n{data / 'server.log'}:\n{_log_tail(data)}\nRepair it, {ADVICE}") from error
+        raise ConfigError(f"{data / 'server.log'} ends:\n{_log_tail(data)}\n{error.message}") from error
     if not has_started:
         raise ConfigError(f"processes of an earlier server still use {data}: end them, {ADVICE}")
 

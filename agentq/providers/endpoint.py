@@ -14,7 +14,7 @@ _HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
 
 
 class Secret:
-    """A key given in code, else the one in the environment when it is asked for. No repr, pickle or copy has it."""
+    """A key given in code, else the one in the environment when it is asked for. No repr and no pickle has it."""
 
     def __init__(self, variable: str, value: str | None = None) -> None:
         self.variable = variable
@@ -29,6 +29,9 @@ class Secret:
 
     def __repr__(self) -> str:
         return f"Secret({self.variable!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Secret":
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Secret, (self.variable,)

@@ -88,14 +88,14 @@ class _Body:
 def http_fault(provider: str, reply: HttpReply, *, key: str = "") -> ProviderError | None:
     """The error that ``reply`` is, or None. A 200 is one too if it has an ``error`` object or is not a JSON object."""
     document = reply.document
-    if isinstance(document, list) and document:
-        document = document[0]
     if reply.status // 100 == 2:
         if not isinstance(document, dict):
             what = reply.headers.get("content-type", "no content type")
             message = f"{provider} answered {reply.status} without a JSON object ({what}): {_plain(reply.text)}"
             return _error("reply_invalid", message, key, status=reply.status)
         return _embedded(provider, document, key)
+    if isinstance(document, list) and document:
+        document = document[0]  # Google's form
     body = _read(document, reply.text)
     kind = _kind(body, reply.status)
     hint = wait_hint(reply.headers, document, time.time())
@@ -113,7 +113,7 @@ def http_fault(provider: str, reply: HttpReply, *, key: str = "") -> ProviderErr
 def _embedded(provider: str, document: Mapping[str, Any], key: str) -> ProviderError | None:
     """The error that came with status 200, in the document or, as OpenRouter does it, in its choice."""
     for holder in (document, *_list(document.get("choices"))):
-        if isinstance(holder, dict) and holder.get("error"):
+        if isinstance(holder, dict) and (holder.get("error") or holder.get("object") == "error"):
             body = _read(holder, "")
             status = body.code or 200
             return _error(_kind(body, status), _sentence(provider, f"{status} inside a 200", body), key, status=status)

@@ -1,1 +1,1 @@
-"""The bodies of the steps: each takes a snapshot, does its one thing outside any transaction, and returns an outcome."""
+"""The bodies of the steps: each takes a snapshot, does one thing outside any transaction, and returns an outcome."""

@@ -41,5 +41,7 @@ def call_hooks(agent: AgentSpec, call: Callable[[Hooks], None], faults: list[str
         except EndRun:
             raise
         except Exception as error:
-            logger.warning("a hook of agent %s raised", agent.name, exc_info=True)
+            # Its text may hold what the run is about: only for those who ask for it.
+            logger.warning("a hook of agent %s raised %s", agent.name, type(error).__name__)
+            logger.debug("hook %s", type(hook).__name__, exc_info=True)
             faults.append(f"{type(hook).__name__}: {type(error).__name__}")

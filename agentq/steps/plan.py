@@ -1,24 +1,28 @@
-"""Look at a reply's calls before any runs: which tool, fit arguments, unique ids, and what a structured answer is worth."""
+"""Look at a reply's calls before any runs: which tool, fit arguments, unique ids, what a structured answer is worth."""
 
 from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
-from agentq.limits import MAX_DEPTH
+from agentq.limits import MAX_CALLS_PER_REPLY, MAX_DEPTH
 from agentq.messages import AssistantMessage, ToolCall, ToolResult
 from agentq.output import OUTPUT_TOOL, OutputInvalidError
 from agentq.run import Snapshot
+from agentq.text import cut as shorten
 from agentq.transition import Output, PlannedCall
 from agentq.wire import TOOL_QUEUE
 
 
 def with_ids(message: AssistantMessage, turn: int) -> AssistantMessage:
     """The reply with an id of its own on each call: some servers send none, or the same one twice."""
-    seen: set[str] = set()
+    asked = {call.id for call in message.calls}
+    made: set[str] = set()
     calls = []
     for index, call in enumerate(message.calls):
         call_id = call.id
-        if not call_id or call_id in seen:
+        if not call_id or call_id in made:
             call_id = f"{call.id or 'call'}_{turn}_{index}"
-        seen.add(call_id)
+            while call_id in asked or call_id in made:
+                call_id += "_"
+        made.add(call_id)
         calls.append(call if call_id == call.id else call.model_copy(update={"id": call_id}))
     return message.model_copy(update={"calls": tuple(calls)})
 
@@ -28,10 +32,12 @@ def plan(call: ToolCall, agent: AgentSpec, snapshot: Snapshot, *, cut: bool) -> 
     found = agent.tools.get(call.name)
     base = PlannedCall(call_id=call.id, tool=call.name)
     if call.name == OUTPUT_TOOL and agent.output is not None:
-        return _as_output(call, agent, base)
+        answer = _check(agent, call.arguments, None, cut=cut)
+        result = ToolResult.error(call, "invalid_arguments", answer.problem) if answer.problem else None
+        return PlannedCall(call_id=call.id, tool=call.name, kind="output", result=result)
     if found is None:
-        known = ", ".join(agent.tools) or "none"
-        text = f"There is no tool {call.name!r}. The tools are: {known}."
+        known = ", ".join([*agent.tools, *([OUTPUT_TOOL] if agent.output else [])]) or "none"
+        text = f"There is no tool {shorten(call.name, 100)!r}. The tools are: {known}."
         return _settled(base, ToolResult.error(call, "unknown_tool", text))
     if cut:
         text = "The reply was cut off by the output limit, so this call was not run. Ask again with shorter arguments."
@@ -58,29 +64,24 @@ def _settled(base: PlannedCall, result: ToolResult) -> PlannedCall:
     return PlannedCall(call_id=base.call_id, tool=base.tool, result=result)
 
 
-def _as_output(call: ToolCall, agent: AgentSpec, base: PlannedCall) -> PlannedCall:
-    try:
-        agent.output.parse(call.arguments)  # type: ignore[union-attr]
-    except OutputInvalidError as error:
-        return _settled(base, ToolResult.error(call, "invalid_arguments", str(error)))
-    return PlannedCall(call_id=call.id, tool=call.name, kind="output")
-
-
 def structured(message: AssistantMessage, agent: AgentSpec) -> Output | None:
-    """The answer in a reply of an agent with ``output=``: the first valid one, else the first problem; None for neither.
+    """The answer in a reply of an agent with ``output=``: the first valid one, else the first problem, else None.
 
-    A text beside calls is no answer; a text alone is.
+    A text beside calls is no answer; a text alone is. An answer that was cut off fits only by chance.
     """
     if agent.output is None:
         return None
-    answers = [(i, call.arguments) for i, call in enumerate(message.calls) if call.name == OUTPUT_TOOL]
-    if not message.calls and message.text.strip():
-        return _check(agent, message.text, None)
-    checked = [_check(agent, text, index) for index, text in answers]
+    cut = message.stop == "length"
+    if not message.calls:
+        return _check(agent, message.text, None, cut=cut) if message.text.strip() else None
+    taken = enumerate(message.calls[:MAX_CALLS_PER_REPLY])
+    checked = [_check(agent, call.arguments, i, cut=cut) for i, call in taken if call.name == OUTPUT_TOOL]
     return next((answer for answer in checked if answer.problem is None), checked[0] if checked else None)
 
 
-def _check(agent: AgentSpec, text: str, index: int | None) -> Output:
+def _check(agent: AgentSpec, text: str, index: int | None, *, cut: bool) -> Output:
+    if cut:
+        return Output(problem="the answer was cut off by the output limit; give a shorter one", index=index)
     try:
         return Output(value=agent.output.parse(text), index=index)  # type: ignore[union-attr]
     except OutputInvalidError as error:

@@ -37,6 +37,7 @@ def _facts(snapshot: Snapshot, agent: AgentSpec, services: Services, faults: lis
     try:
         return tuple(clean(str(fact)) for fact in agent.memory.recall(context(snapshot), asked))
     except Exception as error:
-        logger.warning("memory of agent %s failed", agent.name, exc_info=True)
+        logger.warning("memory of agent %s raised %s", agent.name, type(error).__name__)
+        logger.debug("memory of agent %s", agent.name, exc_info=True)
         faults.append(f"memory: {type(error).__name__}")
         return ()

@@ -11,7 +11,7 @@ from agentq.storage import steps as storage
 from agentq.transition import Reviewed
 
 
-def review(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done:
+def review(snapshot: Snapshot, _: AgentSpec, services: Services) -> Done:
     """Put every call that needs approval before a person, with the arguments the model sent."""
     gated = tuple(call for call in snapshot.pending if call.needs_approval)
     with services.database.autocommit() as connection:

@@ -28,7 +28,7 @@ _MESSAGE_CHARS = 4_000
 
 @dataclass(frozen=True)
 class CallDone:
-    """What one call brought: its result, and the end of the run where a hook or ``on_tool_exception="fail"`` asks for it."""
+    """What one call brought: its result, and the run's end where a hook or ``on_tool_exception="fail"`` wants it."""
 
     result: ToolResult
     ends: HookEnded | ErrorInfo | None = None
@@ -95,14 +95,16 @@ def _success(asked: ToolCall, tool: Tool, call: OpenCall, ctx: RunContext, lease
 
 
 def _failed(asked: ToolCall, agent: AgentSpec, error: BaseException) -> CallDone:
-    logger.info("tool %s raised %s", asked.name, type(error).__name__, exc_info=error)
+    logger.info("tool %s raised %s", asked.name, type(error).__name__)
+    logger.debug("tool %s", asked.name, exc_info=error)
     rule = agent.on_tool_exception
     text = _shown(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
     if callable(rule) and isinstance(error, Exception):
         try:
             text = _shown(str(rule(error)))
         except Exception:
-            logger.warning("on_tool_exception of agent %s raised", agent.name, exc_info=True)
+            logger.warning("on_tool_exception of agent %s raised", agent.name)
+            logger.debug("on_tool_exception of agent %s", agent.name, exc_info=True)
     result = ToolResult.error(asked, "tool_failed", text)
     if rule == "fail":
         return CallDone(

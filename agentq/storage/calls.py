@@ -9,13 +9,14 @@ from sqlalchemy import Connection, text
 from agentq.errors import LeaseLost
 from agentq.messages import ToolMessage, ToolResult
 from agentq.run import OpenCall, Snapshot
-from agentq.storage.rows import SNAPSHOT_COLUMNS, CallRef, Claim, to_open_call, to_snapshot
+from agentq.storage.rows import SNAPSHOT_COLUMNS, CallRef, Claim, to_snapshot
 from agentq.storage.steps import NO_FSYNC, NewEvent, add_events, add_result, open_calls
 from agentq.wire import CallMessage
 
 _RUN = ", ".join(f"r.{name.strip()}" for name in SNAPSHOT_COLUMNS.split(",") if name.strip() != "attempt")
-_CALL = """c.index AS call_index, c.position, c.call_id, c.tool, c.kind, c.queue, c.timeout_secs, c.idempotent, c.needs_approval,
-    c.status AS call_status, c.attempt, c.worker, c.announced_at < pg_postmaster_start_time() AS restarted"""
+_CALL = """c.index AS call_index, c.position, c.call_id, c.tool, c.kind, c.queue, c.timeout_secs, c.idempotent,
+    c.needs_approval, c.status AS call_status, c.attempt, c.worker,
+    c.announced_at < pg_postmaster_start_time() AS restarted"""
 
 _CLAIM = text(f"""
     WITH {NO_FSYNC}
@@ -32,10 +33,13 @@ _TAKE_OVER = text(f"""
     UPDATE agentq.tool_calls c SET
         lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs),
         sweep_at = now() + make_interval(secs => :lease_secs)
-    FROM agentq.runs r
+    FROM agentq.runs r, (
+        SELECT lease_until AS old_until FROM agentq.tool_calls
+        WHERE run_id = :run_id AND turn = :turn AND index = :index AND status = 'running' AND lease_until < now()
+        FOR UPDATE SKIP LOCKED) old
     WHERE r.id = :run_id AND c.run_id = r.id AND c.turn = :turn AND c.turn = r.turn AND c.index = :index
-        AND c.status = 'running' AND c.lease_until < now()
-    RETURNING {_RUN}, {_CALL}, now() - c.claimed_at > make_interval(secs => c.timeout_secs) AS overdue
+    RETURNING {_RUN}, {_CALL},
+        old_until - c.claimed_at > make_interval(secs => c.timeout_secs + :lease_secs) AS overdue
 """)
 _REARM = text("""
     UPDATE agentq.tool_calls SET
@@ -141,7 +145,7 @@ class Finished:
 def finish(
     connection: Connection, ref: CallRef, result: ToolResult, *, token: UUID | None, event: NewEvent
 ) -> Finished:
-    """Save one call's result inside the caller's transaction. Raises LeaseLost, with nothing written, when it is not ours.
+    """Save one call's result in the caller's transaction. Raises LeaseLost, with nothing written, when it is not ours.
 
     Locks the run first, so that of calls ending together exactly one sees that it was the last.
     """

@@ -55,6 +55,8 @@ class Database:
             pool_size=self._pool_size,
             max_overflow=0,
             pool_recycle=1800,
+            # Errors carry their statement; its parameters are prompts and results.
+            hide_parameters=True,
             connect_args={"prepare_threshold": None, "connect_timeout": 5},
         )
 
@@ -70,7 +72,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """One transaction, committed at the end. Raises UnavailableError or SchemaOutdatedError for the server's faults."""
+        """One transaction, committed at the end. Raises UnavailableError or SchemaOutdatedError."""
         with self._translated(), self.engine.begin() as connection:
             yield connection
 

@@ -43,7 +43,8 @@ _REANNOUNCE_STEP = text(f"""
     RETURNING id, seq, queue, timeout_secs
 """)
 _REANNOUNCE_CALL = text("""
-    UPDATE agentq.tool_calls c SET sweep_at = now() + least(greatest(now() - announced_at, interval '10 s'), interval '60 s')
+    UPDATE agentq.tool_calls c SET
+        sweep_at = now() + least(greatest(now() - announced_at, interval '10 s'), interval '60 s')
     FROM agentq.runs r
     WHERE r.id = c.run_id AND r.turn = c.turn AND (c.run_id, c.turn, c.index) = (
         SELECT run_id, turn, index FROM agentq.tool_calls
@@ -58,7 +59,8 @@ _FORGET_CALL = text("""
                         AND r.status NOT IN ('completed', 'failed', 'cancelled'))
 """)
 _SEEN = text("""
-    INSERT INTO agentq.workers (id, pool, queues, agents) VALUES (:id, :pool, CAST(:queues AS jsonb), CAST(:agents AS jsonb))
+    INSERT INTO agentq.workers (id, pool, queues, agents)
+    VALUES (:id, :pool, CAST(:queues AS jsonb), CAST(:agents AS jsonb))
     ON CONFLICT (id) DO UPDATE SET seen_at = now(), queues = excluded.queues, agents = excluded.agents
 """)
 _KNOW_AGENTS = text("""

@@ -7,8 +7,9 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 
-from agentq.errors import SchemaOutdatedError
+from agentq.errors import ConfigError, SchemaOutdatedError
 from agentq.storage.database import Database
 from agentq.storage.schema import SCHEMA
 
@@ -42,10 +43,16 @@ def upgrade(database: Database) -> None:
 
 
 def sql(revisions: str = "head") -> str:
-    """The SQL of ``from:to`` (or all up to ``to``), for a database that only its administrators may change."""
+    """The SQL of ``from:to`` (or all up to ``to``), for a database that only its administrators may change.
+
+    Raises ConfigError for a revision that does not exist.
+    """
     config = _config()
     config.output_buffer = io.StringIO()
-    command.upgrade(config, revisions, sql=True)
+    try:
+        command.upgrade(config, revisions, sql=True)
+    except CommandError as error:
+        raise ConfigError(f"{error}; the newest revision is {head()}", range=revisions) from error
     return config.output_buffer.getvalue()
 
 

@@ -12,14 +12,15 @@ from agentq.run import Approval, Event, Run, Status
 from agentq.storage.rows import dump, to_event, to_run
 
 _COLUMNS = """id, agent, status, phase, seq, turn, attempt, progress, created_at, updated_at, thread_id, parent_run_id,
-    tags, finished_at, due_at, lease_until, cancel_requested, stop_reason, output, error"""
+    tags, finished_at, due_at, lease_until, worker, cancel_requested, stop_reason, output, error"""
 _RUN = text(f"SELECT {_COLUMNS} FROM agentq.runs WHERE id = :run_id")
 _STATUS = text("SELECT status, seq FROM agentq.runs WHERE id = :run_id")
 _LIST = text(f"""
     SELECT {_COLUMNS} FROM agentq.runs
     WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:agent AS text) IS NULL OR agent = :agent)
         AND (CAST(:tags AS jsonb) IS NULL OR tags @> CAST(:tags AS jsonb))
-        AND (CAST(:before AS text) IS NULL OR (created_at, id) < (SELECT created_at, id FROM agentq.runs WHERE id = :before))
+        AND (CAST(:before AS text) IS NULL
+             OR (created_at, id) < (SELECT created_at, id FROM agentq.runs WHERE id = :before))
     ORDER BY created_at DESC, id DESC LIMIT :limit
 """)
 _MESSAGES = text("SELECT payload FROM agentq.messages WHERE run_id = :run_id ORDER BY position")

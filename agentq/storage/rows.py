@@ -25,7 +25,7 @@ class Claim:
     """The right to do one step, or one call: commits that carry it are refused once somebody else has it.
 
     ``restarted`` says that the server was started after the work became due: a claim made before may be forgotten.
-    ``overdue`` says that the time limit of the tool has passed; ``worker`` is the one that claimed it.
+    ``overdue`` says that its tool was alive past its time limit; ``worker`` is the one that claimed it.
     """
 
     run_id: str
@@ -106,6 +106,7 @@ def to_run(row: Row[Any], text: str | None = None) -> Run:
         finished_at=row.finished_at,
         due_at=row.due_at,
         lease_until=row.lease_until,
+        worker=row.worker,
         cancel_requested=row.cancel_requested,
         stop_reason=row.stop_reason,
         text=text,

@@ -36,9 +36,11 @@ _TAKE_OVER = text(f"""
     UPDATE agentq.runs SET
         lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs),
         sweep_at = now() + make_interval(secs => :lease_secs)
-    WHERE id = :run_id AND lease_until < now()
+    FROM (SELECT id AS old_id, lease_until AS old_until FROM agentq.runs
+          WHERE id = :run_id AND lease_until < now() FOR UPDATE SKIP LOCKED) old
+    WHERE id = old_id
     RETURNING {SNAPSHOT_COLUMNS}, worker, false AS restarted,
-        now() - claimed_at > make_interval(secs => timeout_secs) AS overdue
+        old_until - claimed_at > make_interval(secs => timeout_secs + :lease_secs) AS overdue
 """)
 _RELEASE = text("""
     UPDATE agentq.runs SET
@@ -65,7 +67,7 @@ _MESSAGE_OF_TURN = text("""
 def claim(
     connection: Connection, run_id: str, seq: int, *, lease_secs: float, worker: str
 ) -> tuple[Claim, Snapshot] | None:
-    """Take the step after snapshot ``seq``; None when it is taken, not due, or history. Needs an autocommit connection."""
+    """Take the step after snapshot ``seq``; None when it is taken, not due, or history. Needs an autocommit one."""
     token = uuid4()
     values = {"run_id": run_id, "seq": seq, "token": token, "lease_secs": lease_secs, "worker": worker}
     return _claimed(connection, connection.execute(_CLAIM, values).first(), token)
@@ -146,7 +148,7 @@ class Next:
     timeout_secs: float | None = None
 
 
-_COMMIT = text(f"""
+_COMMIT = text("""
     UPDATE agentq.runs SET
         seq = :seq, status = :status, phase = :phase, turn = :turn, progress = :progress,
         message_count = :message_count, event_count = event_count + :events, open_calls = :open_calls,
@@ -188,7 +190,7 @@ _CLOSE_APPROVALS = text("""
 """)
 
 
-class CancelRequested(Exception):  # noqa: N818 - a signal, not a fault
+class CancelRequested(Exception):
     """The commit was refused because somebody asked to cancel the run; apply the cancelled transition instead."""
 
 

@@ -32,7 +32,8 @@ def python(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
-        environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"}
+        path = os.pathsep.join([str(REPOSITORY), str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {"PYTHONPATH": path}
         process = subprocess.Popen(
             [sys.executable, *arguments], env=environment, text=True, stdout=subprocess.PIPE, cwd=tmp_path, **options
         )

@@ -177,7 +177,9 @@ def test_a_path_with_odd_characters_survives_the_url(tmp_path: Path) -> None:
     with app.connection_for_write() as connection:
         connection.SimpleQueue("q").put("there")
         assert connection.transport.polling_interval == POLLING_SECONDS
-    assert MessageFolder(folder).size("q") == 1
+    app.send_task("task", ignore_result=True)
+    app.close()
+    assert (MessageFolder(folder).size("q"), MessageFolder(folder).size("celery")) == (1, 1)
 
 
 def test_celery_workers_on_threads_and_prefork_at_once_run_every_task_once_and_answer_a_ping(

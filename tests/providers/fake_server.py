@@ -1,6 +1,7 @@
 """A small threaded server on 127.0.0.1 that answers with the very bytes it is given and keeps what it was asked."""
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -34,11 +35,11 @@ class FakeServer:
 
 
 @contextmanager
-def serve(answer: Callable[[Asked], Answer] | Answer) -> Iterator[FakeServer]:
+def serve(answer: Callable[[Asked], Answer] | Answer, *, tls: ssl.SSLContext | None = None) -> Iterator[FakeServer]:
     fake = FakeServer(answer if callable(answer) else lambda _: answer)
 
     class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 - the name http.server calls
+        def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers.get("content-length", 0)))
             asked = Asked(self.path, {k.lower(): v for k, v in self.headers.items()}, json.loads(raw))
             fake.asked.append(asked)
@@ -56,6 +57,15 @@ def serve(answer: Callable[[Asked], Answer] | Answer) -> Iterator[FakeServer]:
     class Server(ThreadingHTTPServer):
         request_queue_size = 200
         daemon_threads = True
+
+        def finish_request(self, request: Any, client_address: Any) -> None:
+            if tls is not None:
+                try:
+                    request = tls.wrap_socket(request, server_side=True)
+                except OSError:
+                    return  # the client does not trust us, as some tests want
+            super().finish_request(request, client_address)
+            request.close()
 
     server = Server(("127.0.0.1", 0), Handler)
     fake.port = server.server_address[1]

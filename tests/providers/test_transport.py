@@ -1,11 +1,14 @@
 """Whatever the network does is a ProviderError of kind network (or reply_invalid), in time, and without the key."""
 
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,15 +78,15 @@ def test_drips_do_not_stretch_the_total_time(where: str) -> None:
             yield head(200, {"content-length": "1000"})
         else:
             yield b"HTTP/1.1 200 OK\r\nx-slow: "
-        for _i in range(5 if where == "stall after drips" else 40):
+        for _i in range(14 if where == "stall after drips" else 60):
             yield b"x"
             time.sleep(0.1)
-        time.sleep(2)
+        time.sleep(4)
 
     with serve(drip) as server:
         started = time.monotonic()
-        error = fails(server.url, 0.6)
-        assert time.monotonic() - started < 1.0
+        error = fails(server.url, 1.5)
+        assert time.monotonic() - started < 2.6
     assert error.kind == "network"
 
 
@@ -95,7 +98,7 @@ def test_a_connection_used_before_keeps_the_total_time_too() -> None:
             connection.sendall(b"".join([head(200, {"content-length": LENGTH}), response(GOOD)[1]]))
             connection.recv(65536)
             connection.sendall(b"HTTP/1.1 200 OK\r\nx-slow: ")
-            for _i in range(40):
+            for _i in range(120):
                 try:
                     connection.sendall(b"x")
                 except OSError:
@@ -109,7 +112,7 @@ def test_a_connection_used_before_keeps_the_total_time_too() -> None:
         assert ask(url) == "hello"
         started = time.monotonic()
         assert fails(url, 0.5).kind == "network"
-        assert time.monotonic() - started < 1.2
+        assert time.monotonic() - started < 3
         thread.join()
 
 
@@ -169,7 +172,9 @@ def test_a_header_of_ones_own_that_cannot_be_sent_is_not_quoted() -> None:
     assert caught.value.__cause__ is None
 
 
-@pytest.mark.parametrize("answer", [response({"error": {"message": f"bad key {KEY}"}}, 401), response(KEY.encode(), 503)])
+@pytest.mark.parametrize(
+    "answer", [response({"error": {"message": f"bad key {KEY}"}}, 401), response(KEY.encode(), 503)]
+)
 def test_a_server_that_echoes_the_key_does_not_get_it_into_the_error(answer: list[bytes]) -> None:
     with serve(answer) as server:
         for provider in (OpenAIChat(base_url=server.url, api_key=KEY), Anthropic(base_url=server.url, api_key=KEY)):
@@ -229,6 +234,74 @@ def test_a_forked_child_has_a_client_of_its_own() -> None:
     with serve(response(GOOD)) as server:
         subprocess.run([sys.executable, "-c", FORK, server.url], check=True, timeout=60)
         assert [asked.body["who"] for asked in server.asked] == ["parent", "child", "parent"]
+
+
+@pytest.fixture
+def new_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A client that reads the environment of this test."""
+    monkeypatch.setattr(http, "_clients", {})
+    yield
+    for client in http._clients.values():
+        client.close()
+
+
+def good_then_drips() -> Callable[[Asked], Iterator[bytes]]:
+    first = iter([True])
+
+    def answer(_: Asked) -> Iterator[bytes]:
+        if next(first, False):
+            yield from response(GOOD)
+            return
+        yield b"HTTP/1.1 200 OK\r\nx-slow: "
+        for _i in range(60):
+            yield b"x"
+            time.sleep(0.1)
+
+    return answer
+
+
+@pytest.mark.usefixtures("new_client")
+def test_the_proxy_of_the_environment_is_used_and_keeps_the_total_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(good_then_drips()) as server:
+        monkeypatch.setenv("http_proxy", server.url)
+        assert ask("http://api.invalid/v1") == "hello"
+        assert server.asked[0].path == "http://api.invalid/v1/chat/completions"
+        started = time.monotonic()
+        assert fails("http://api.invalid/v1", 0.5).kind == "network"
+        assert time.monotonic() - started < 3
+
+
+@pytest.mark.usefixtures("new_client")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+def test_tls_is_checked_and_keeps_the_total_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"]
+    subprocess.run([*command, "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True, timeout=60)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+
+    with serve(good_then_drips(), tls=context) as server:
+        url = f"https://localhost:{server.port}"
+        assert "certificate" in fails(url).message
+        assert not server.asked
+        http._clients.popitem()[1].close()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert ask(url) == "hello"
+        started = time.monotonic()
+        assert fails(url, 0.5).kind == "network"
+        assert time.monotonic() - started < 3
 
 
 def test_no_answer_is_waited_for_when_there_is_no_time() -> None:

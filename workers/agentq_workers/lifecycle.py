@@ -16,12 +16,11 @@ from agentq_workers.sweeper import Sweeper
 def attach(app: Celery, runtime: Runtime) -> None:
     """Hook the runtime to the app's workers: refuse a schema that is behind, sweep, and survive forks."""
 
-    class Sweep(bootsteps.StartStopStep):  # type: ignore[misc]
+    class Sweep(bootsteps.StartStopStep):
         # After the pool: children are forked before there is a thread or a connection to inherit.
         requires = ("celery.worker.components:Pool",)
 
         def start(self, worker: Any) -> None:
-            runtime.name = f"{worker.hostname}:{os.getpid()}"
             pool = type(worker.pool).__module__.rsplit(".", 1)[-1]
             self.sweeper = Sweeper(
                 runtime, pool=pool, queues=[str(name) for name in worker.app.amqp.queues.consume_from]
@@ -32,18 +31,29 @@ def attach(app: Celery, runtime: Runtime) -> None:
             self.sweeper.stop()
 
     app.steps["worker"].add(Sweep)
-    worker_init.connect(_refuse_old_schema(app, runtime), weak=False)
+    worker_init.connect(_take_name(app, runtime), weak=False)
+    worker_init.connect(_before_start(app, runtime), weak=False)
     worker_process_init.connect(lambda **_: runtime.after_fork(), weak=False)
 
 
-def _refuse_old_schema(app: Celery, runtime: Runtime) -> Any:
+def _take_name(app: Celery, runtime: Runtime) -> Any:
+    """The node's name, which the pool's children inherit: events and leases then say which worker it was."""
+
+    def name(sender: Any = None, **_: Any) -> None:
+        if getattr(sender, "app", None) is app:
+            runtime.name = f"{sender.hostname}:{os.getpid()}"
+
+    return name
+
+
+def _before_start(app: Celery, runtime: Runtime) -> Any:
     def check(sender: Any = None, **_: Any) -> None:
         if getattr(sender, "app", app) is not app:
             return
         try:
             migrate.check(runtime.database)
         except AgentqError as error:
-            print(f"agentq: {error}", file=sys.stderr)
+            sys.stderr.write(f"agentq: {error}\n")
             # An exception would be logged and passed over by the signal; a worker must not start on a wrong schema.
             raise SystemExit(2 if error.code.startswith(("schema", "config")) else 3) from error
         # The pool's children must not inherit a connection.

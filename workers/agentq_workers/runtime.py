@@ -43,6 +43,11 @@ class Runtime:
         self._engine = None
 
     @property
+    def worker(self) -> str:
+        """The name of this process in leases and events."""
+        return f"{self.name}/{os.getpid()}"
+
+    @property
     def engine(self) -> Engine:
         if self._engine is None or self._pid != os.getpid():
             self._pid = os.getpid()
@@ -53,7 +58,7 @@ class Runtime:
                     dispatcher=self.dispatcher,
                     heartbeat=self._heartbeat,
                     resolve=resolve,
-                    worker=f"{self.name}/{os.getpid()}",
+                    worker=self.worker,
                     lease_secs=self.settings.lease_secs,
                     probe=self._probe,
                 )

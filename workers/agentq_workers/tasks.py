@@ -1,11 +1,18 @@
 """The two tasks. Everything they know is in the engine; here is only what Celery must be told."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery
 
+from agentq.errors import UnavailableError
+from agentq.saving import CallEnd
 from agentq.wire import CALL_TASK, STEP_TASK
 from agentq_workers.runtime import Runtime
+
+logger = logging.getLogger(__name__)
 
 # Options of the task, never of the user's app: a message is given back when its worker dies, results are not kept.
 OPTIONS: dict[str, Any] = {
@@ -17,16 +24,28 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@contextmanager
+def quiet_without_database() -> Iterator[None]:
+    """One line instead of a traceback while Postgres is away: the sweep finds what was left undone."""
+    try:
+        yield
+    except UnavailableError as error:
+        logger.warning("left to the sweep: %s", error)
+
+
 def register(app: Celery, runtime: Runtime) -> None:
     """Put the tasks on the app."""
 
     @app.task(name=STEP_TASK, **OPTIONS)
-    def step(self: Any, run_id: str, seq: int) -> None:
-        runtime.engine.run_step(run_id, seq)
+    def step(_: Any, run_id: str, seq: int) -> None:
+        with quiet_without_database():
+            runtime.engine.run_step(run_id, seq)
 
     @app.task(name=CALL_TASK, **OPTIONS)
     def call(self: Any, run_id: str, seq: int, index: int) -> bool:
-        end = runtime.engine.run_call(run_id, seq, index)
+        end = CallEnd()
+        with quiet_without_database():
+            end = runtime.engine.run_call(run_id, seq, index)
         in_chord = self.request.chord is not None
         if end.next is not None and in_chord:
             self.replace(runtime.dispatcher.signature(end.next))

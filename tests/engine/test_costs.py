@@ -1,0 +1,148 @@
+"""What a turn costs in tasks, claims, statements and durable commits: the table of docs/costs.md, held true."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from agentq import Agent, tool
+from agentq.providers.scripted import Call, Scripted
+from agentq.storage.database import Database
+from agentq.wire import BatchMessage, CallMessage, StepMessage, WakeUp
+from tests.engine.counting import counted
+from tests.engine.drain import Drain
+
+DOCS = Path(__file__).parents[2] / "docs" / "costs.md"
+
+
+@tool
+def act(n: int) -> str:
+    """Do something."""
+    return f"did {n}"
+
+
+def turn(database: Database, calls: int) -> tuple[Counter[str], int]:
+    """The counts of one turn with so many calls, and its Celery tasks: up to the wake-up of the next model call."""
+    asked = [Call("act", {"n": n}) for n in range(calls)]
+    drain = Drain(database, test := Agent("test", model=Scripted([asked, "done"]), tools=[act]))
+    handle = drain.enqueue(test)
+    tasks = 0
+    with counted(database) as counts:
+        while not (handle.run().phase == "recall" and handle.run().turn == 1):
+            wake_up = drain.wake_ups.pop(0)
+            tasks += not isinstance(wake_up, BatchMessage)
+            drain.do(wake_up)
+    # Reading the run's phase is the test's own.
+    return counts, tasks
+
+
+def row(name: str) -> dict[str, int]:
+    """A row of the table in docs/costs.md."""
+    lines = [
+        [cell.strip() for cell in line.strip("|\n ").split("|")]
+        for line in DOCS.read_text().splitlines()
+        if line.startswith("|")
+    ]
+    header = next(cells for cells in lines if "tasks" in cells)
+    found = next(cells for cells in lines if cells[0] == name)
+    return {title: int(cell) for title, cell in zip(header, found, strict=True) if re.fullmatch(r"\d+", cell)}
+
+
+def test_a_turn_with_one_call_is_two_tasks_two_claims_and_two_durable_commits(database: Database) -> None:
+    counts, tasks = turn(database, 1)
+    assert (tasks, counts["claims"], counts["commits"]) == (2, 2, 2)
+
+
+@pytest.mark.parametrize("calls", [2, 8, 32])
+def test_a_turn_with_n_calls_is_n_plus_two_tasks(database: Database, calls: int) -> None:
+    counts, tasks = turn(database, calls)
+    assert (tasks, counts["claims"], counts["commits"]) == (calls + 2, calls + 2, calls + 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [("model, one call asked", "recall"), ("tools, one call", "tools"), ("model, final answer", "recall")],
+)
+def test_the_costs_of_each_step_are_those_in_the_docs(database: Database, name: str, phase: str) -> None:
+    drain = Drain(database, test := Agent("test", model=Scripted([Call("act", {"n": 1}), "done"]), tools=[act]))
+    drain.enqueue(test)
+    if "final" in name:
+        drain.do(drain.wake_ups.pop(0))
+    if phase == "tools" or "final" in name:
+        drain.do(drain.wake_ups.pop(0))
+    sent = len(drain.sent)
+    with counted(database) as counts:
+        drain.do(drain.wake_ups.pop(0))
+    assert dict(counts) | {"messages": messages(drain.sent[sent:])} == {
+        k: v for k, v in row(name).items() if k != "tasks"
+    }
+
+
+def messages(sent: list[WakeUp]) -> int:
+    return sum(
+        len(one.lanes) if isinstance(one, BatchMessage) else isinstance(one, StepMessage | CallMessage) for one in sent
+    )
+
+
+def test_the_cost_of_a_step_does_not_grow_with_the_transcript(database: Database) -> None:
+    turns = 20
+    script = [Call("act", {"n": n}) for n in range(turns)]
+    drain = Drain(database, test := Agent("test", model=Scripted([*script, "done"]), tools=[act]))
+    drain.enqueue(test)
+    costs = []
+    while drain.wake_ups:
+        with counted(database) as counts:
+            drain.do(drain.wake_ups.pop(0))
+        costs.append(counts)
+    assert costs[2] == costs[2 * turns - 2]
+    assert costs[3] == costs[2 * turns - 1]
+
+
+def test_enqueueing_is_one_durable_commit_and_one_message(database: Database) -> None:
+    drain = Drain(database, test := Agent("test", model=Scripted(["done"])))
+    with counted(database) as counts:
+        drain.enqueue(test)
+    assert counts["commits"] == 1
+    assert len(drain.sent) == 1
+
+
+def test_an_idle_sweep_is_one_statement(database: Database) -> None:
+    drain = Drain(database, test := Agent("test", model=Scripted(["done"])))
+    drain.enqueue(test)
+    drain.work()
+    with counted(database) as counts:
+        assert drain.sweep() == 0
+    assert dict(counts) == {"reads": 1}
+
+
+def test_the_costs_of_a_batch_are_those_in_the_docs(database: Database) -> None:
+    asked = [Call("act", {"n": n}) for n in range(3)]
+    drain = Drain(database, test := Agent("test", model=Scripted([asked, "done"]), tools=[act]))
+    drain.enqueue(test)
+    drain.do(drain.wake_ups.pop(0))
+    found = []
+    for name in ("tools, fan-out of three", "one call of a batch", "one call of a batch", "last call of a batch"):
+        sent = len(drain.sent)
+        with counted(database) as counts:
+            drain.do(drain.wake_ups.pop(0))
+        if isinstance(drain.wake_ups[0], BatchMessage):
+            drain.do(drain.wake_ups.pop(0))
+        found.append((name, dict(counts) | {"messages": messages(drain.sent[sent:])}))
+    # With three calls on three lanes no lane has a next call to send.
+    expected = [(name, {k: v for k, v in row(name).items() if k != "tasks"}) for name, _ in found]
+    for index in (1, 2):
+        expected[index][1]["messages"] = 0
+    assert found == expected
+
+
+def test_the_cost_of_a_review_is_that_in_the_docs(database: Database) -> None:
+    drain = Drain(
+        database, test := Agent("test", model=Scripted([Call("act", {"n": 1})]), tools=[act], approve=["act"])
+    )
+    drain.enqueue(test)
+    drain.do(drain.wake_ups.pop(0))
+    with counted(database) as counts:
+        drain.do(drain.wake_ups.pop(0))
+    name = "review, one call gated"
+    assert dict(counts) | {"messages": 0} == {k: v for k, v in row(name).items() if k != "tasks"}

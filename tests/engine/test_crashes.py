@@ -1,0 +1,278 @@
+"""A process that dies at any point of any step: what is lost, what is repeated, what is not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentq import Agent, Handle, RunContext, RunFailedError, ToolMessage, ToolResult, tool
+from agentq.providers.base import ModelRequest
+from agentq.providers.scripted import Call, Scripted
+from agentq.storage.database import Database
+from agentq.wire import BatchMessage, CallMessage, StepMessage
+from tests.engine.drain import Died, Drain
+
+POINTS = ("claimed", "effect", "committed", "announced")
+# A single call is run by the tools step itself; a lane has no point of its own after its commit.
+PLACES = [
+    (point, phase, calls) for point in POINTS for phase in ("recall", "model", "review", "tools") for calls in (1, 3)
+]
+PLACES += [(point, "call", 3) for point in POINTS[:3]]
+
+
+class World:
+    """Effects and model calls as the outside sees them."""
+
+    def __init__(self) -> None:
+        self.effects: list[str] = []
+        self.replies = 0
+
+    def agent(self, *, idempotent: bool, calls: int, gated: bool = False) -> Agent:
+        @tool(idempotent=idempotent)
+        def act(n: int, ctx: RunContext) -> str:
+            """Do something outside."""
+            self.effects.append(ctx.idempotency_key)
+            return f"did {n}"
+
+        def count(answer: Any) -> Callable[[ModelRequest], Any]:
+            def reply(request: ModelRequest) -> Any:
+                self.replies += 1
+                return answer
+
+            return reply
+
+        class Facts:
+            def recall(self, ctx: RunContext, text: str) -> list[str]:
+                return ["a fact"]
+
+        asked = [Call("act", {"n": n}) for n in range(calls)]
+        return Agent(
+            "test",
+            model=Scripted([count(asked), count("done")]),
+            tools=[act],
+            memory=Facts(),
+            approve=["act"] if gated else (),
+        )
+
+
+def die_once(point: str, phase: str) -> Callable[[str, str], None]:
+    """A probe that kills the process the first time it comes to this point of this phase."""
+    died: list[bool] = []
+
+    def probe(at: str, what: str) -> None:
+        if (at, what) == (point, phase) and not died:
+            died.append(True)
+            raise Died
+
+    return probe
+
+
+def work_through(drain: Drain, handle: Handle, *, rounds: int = 30) -> int:
+    """Work and sweep until the run has ended, dying where the probe says; how often it died."""
+    deaths = 0
+    for _ in range(rounds):
+        try:
+            drain.work()
+        except Died:
+            deaths += 1
+        if handle.run().is_terminal:
+            return deaths
+        for approval in drain.client.approvals():
+            handle.approve(approval.call_id)
+        # What the dead process held in memory is gone, and its lease runs out.
+        drain.age(20)
+        drain.sweep()
+    raise AssertionError(f"the run stands still: {handle.run()}")
+
+
+def results(handle: Handle) -> list[ToolResult]:
+    return [message.result for message in handle.messages() if isinstance(message, ToolMessage)]
+
+
+@pytest.mark.parametrize("idempotent", [True, False], ids=["idempotent", "unsafe"])
+@pytest.mark.parametrize(("point", "phase", "calls"), PLACES)
+def test_a_death_at_any_point_loses_at_most_the_call_in_progress(
+    database: Database, point: str, phase: str, calls: int, idempotent: bool
+) -> None:
+    world = World()
+    test = world.agent(idempotent=idempotent, calls=calls, gated=phase == "review")
+    drain = Drain(database, test, probe=die_once(point, phase))
+    handle = drain.enqueue(test)
+    assert work_through(drain, handle) == 1
+
+    assert handle.result().text == "done"
+    # One result a call, in order; one effect a key, unless the tool said that it may be repeated.
+    assert len(results(handle)) == calls
+    unknown = [result for result in results(handle) if result.code == "interrupted"]
+    in_progress = (phase == "call" or (phase == "tools" and calls == 1)) and point in ("claimed", "effect")
+    if idempotent:
+        assert unknown == []
+        assert set(world.effects) == {f"{handle.id}:1:{n}" for n in range(calls)}
+        assert len(world.effects) == calls + (1 if in_progress and point == "effect" else 0)
+    else:
+        assert len(unknown) == (1 if in_progress else 0)
+        assert len(world.effects) == len(set(world.effects))
+        assert len(world.effects) == calls - (1 if in_progress and point == "claimed" else 0)
+    # A reply that was saved is never asked for again.
+    assert world.replies == 2 + (1 if (phase, point) == ("model", "effect") else 0)
+    numbers = [event.number for event in handle.events(follow=False)]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_wake_up_delivered_twice_does_nothing_the_second_time(database: Database) -> None:
+    world = World()
+    test = world.agent(idempotent=False, calls=3)
+    drain = Drain(database, test)
+    handle = drain.enqueue(test)
+    while drain.wake_ups:
+        wake_up = drain.wake_ups.pop(0)
+        drain.do(wake_up)
+        if isinstance(wake_up, BatchMessage):
+            drain.wake_ups.extend(wake_up.lanes)
+        else:
+            drain.do(wake_up)
+    assert handle.result().text == "done"
+    assert len(world.effects) == 3
+    assert world.replies == 2
+
+
+def test_lost_wake_ups_are_sent_again_by_the_sweep(database: Database) -> None:
+    world = World()
+    test = world.agent(idempotent=False, calls=3)
+    drain = Drain(database, test)
+    handle = drain.enqueue(test)
+    while not handle.run().is_terminal:
+        drain.wake_ups.clear()
+        drain.age(61)
+        assert drain.sweep() > 0
+        assert drain.wake_ups
+        drain.do(drain.wake_ups.pop(0))
+    assert handle.result().text == "done"
+    assert (len(world.effects), world.replies) == (3, 2)
+
+
+def test_a_fresh_wake_up_is_not_sent_twice(database: Database) -> None:
+    drain = Drain(database, test := World().agent(idempotent=False, calls=1))
+    drain.enqueue(test)
+    assert drain.sweep() == 0
+
+
+def test_two_sweeps_at_once_send_one_wake_up(database: Database) -> None:
+    drain = Drain(database, test := World().agent(idempotent=False, calls=1))
+    drain.enqueue(test)
+    drain.age(11)
+    drain.sent.clear()
+    drain.sweep()
+    drain.sweep()
+    assert len(drain.sent) == 1
+
+
+def test_a_step_whose_lease_went_to_somebody_else_writes_nothing(database: Database) -> None:
+    world = World()
+    other: list[Drain] = []
+
+    @tool
+    def stall() -> str:
+        """Be stopped for longer than the lease, while another worker settles the call."""
+        other[0].age(20)
+        other[0].sweep()
+        return "too late"
+
+    test = Agent("test", model=Scripted([Call("stall", {}), "done"]), tools=[stall])
+    drain = Drain(database, test)
+    other.append(Drain(database, test))
+    handle = drain.enqueue(test)
+    drain.work()
+    other[0].work()
+    assert [result.code for result in results(handle)] == ["interrupted"]
+    assert handle.result().text == "done"
+    assert world.effects == []
+
+
+def test_a_step_that_loses_its_worker_three_times_fails_the_run_as_crashed(database: Database) -> None:
+    def kill(point: str, what: str) -> None:
+        if (point, what) == ("claimed", "model"):
+            raise Died
+
+    drain = Drain(database, test := Agent("test", model=Scripted(["never"])), probe=kill)
+    handle = drain.enqueue(test)
+    assert work_through(drain, handle) == 3
+    with pytest.raises(RunFailedError, match="3 times") as caught:
+        handle.result()
+    assert caught.value.code == "crashed"
+
+
+def test_a_call_that_loses_its_worker_three_times_is_given_up_and_its_siblings_keep_their_results(
+    database: Database,
+) -> None:
+    @tool(idempotent=True)
+    def deadly() -> str:
+        """Kill the process."""
+        raise Died
+
+    @tool
+    def good(n: int) -> str:
+        """Work."""
+        return f"good {n}"
+
+    asked = [Call("good", {"n": 1}), Call("deadly", {}), Call("good", {"n": 2})]
+    drain = Drain(database, test := Agent("test", model=Scripted([asked, "done"]), tools=[deadly, good]))
+    handle = drain.enqueue(test)
+    assert work_through(drain, handle) == 3
+    assert [result.code for result in results(handle)] == [None, "crashed", None]
+    assert handle.result().text == "done"
+
+
+def test_a_fault_of_the_step_itself_is_tried_three_times_and_then_fails_the_run(database: Database) -> None:
+    def broken(request: ModelRequest) -> str:
+        raise RuntimeError("bug in an adapter")
+
+    drain = Drain(database, test := Agent("test", model=Scripted([broken])))
+    handle = drain.enqueue(test)
+    assert work_through(drain, handle) == 0
+    with pytest.raises(RunFailedError, match="bug in an adapter") as caught:
+        handle.result()
+    assert caught.value.code == "internal_error"
+    assert len([event for event in handle.events(follow=False) if event.type == "step.failed"]) == 2
+
+
+def test_a_call_that_was_due_before_the_server_restarted_is_not_run_when_it_may_have_been(database: Database) -> None:
+    """A claim waits for no fsync, so a crashing server may forget that an unsafe call was begun."""
+    for idempotent, code in ((True, None), (False, "interrupted")):
+        world = World()
+        test = world.agent(idempotent=idempotent, calls=1)
+        drain = Drain(database, test)
+        handle = drain.enqueue(test)
+        while handle.run().phase != "tools":
+            drain.do(drain.wake_ups.pop(0))
+        with database.transaction() as connection:
+            connection.exec_driver_sql("update agentq.runs set due_at = pg_postmaster_start_time() - interval '1 s'")
+        drain.work()
+        assert [result.code for result in results(handle)] == [code]
+        assert len(world.effects) == (1 if idempotent else 0)
+
+
+def test_a_parent_that_was_not_told_of_its_child_is_told_by_the_sweep(database: Database) -> None:
+    def die(point: str, what: str) -> None:
+        if point == "committed" and what == "model" and not died and drain.client.runs(status="completed"):
+            died.append(True)
+            raise Died
+
+    died: list[bool] = []
+    helper = Agent("helper", model=Scripted(["two"]))
+    boss = Agent("boss", model=Scripted([Call("helper", {"input": "x"}), "done"]), tools=[helper.as_tool()])
+    drain = Drain(database, boss, probe=die)
+    handle = drain.enqueue(boss)
+    assert work_through(drain, handle) == 1
+    assert [result.text for result in results(handle)] == ["two"]
+    assert handle.result().text == "done"
+
+
+def test_what_carries_a_batch_are_ids_only(database: Database) -> None:
+    drain = Drain(database, test := World().agent(idempotent=True, calls=3))
+    handle = drain.enqueue(test, "private text")
+    drain.work()
+    assert handle.result().text == "done"
+    for sent in drain.sent:
+        parts = [*sent.lanes, sent.body] if isinstance(sent, BatchMessage) else [sent]
+        assert all(isinstance(part, StepMessage | CallMessage) and part.run_id == handle.id for part in parts)

@@ -1,0 +1,104 @@
+"""The agents that real workers run in these tests; what they do is written to files in AGENTQ_TEST_LOG."""
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+from agentq import Agent, RunContext, tool
+from agentq.providers.base import ModelRequest
+from agentq.providers.scripted import Call, Scripted
+
+LOG = Path(os.environ.get("AGENTQ_TEST_LOG", "."))
+
+
+def log(kind: str, **data: object) -> None:
+    """One line, whole, whoever else writes."""
+    line = json.dumps({"kind": kind, "at": time.monotonic(), "pid": os.getpid(), **data}) + "\n"
+    handle = os.open(LOG / "calls.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(handle, line.encode())
+    os.close(handle)
+
+
+@tool(timeout=30)
+def nap(n: int, secs: float, ctx: RunContext) -> str:
+    """Sleep, and say when."""
+    log("begin", n=n, key=ctx.idempotency_key)
+    time.sleep(secs)
+    log("end", n=n, key=ctx.idempotency_key)
+    return f"slept {n}"
+
+
+@tool(timeout=30, idempotent=True)
+def safe_nap(n: int, secs: float, ctx: RunContext) -> str:
+    """Sleep, and allow to be woken and sent to sleep again."""
+    log("begin", n=n, key=ctx.idempotency_key, attempt=ctx.attempt)
+    # Only the first attempt is slow: the test kills it there.
+    time.sleep(secs if ctx.attempt == 1 else 0)
+    log("end", n=n, key=ctx.idempotency_key, attempt=ctx.attempt)
+    return f"slept {n}"
+
+
+@tool(timeout=1)
+def hang() -> str:
+    """Hang, and swallow whatever is raised."""
+    log("begin", n=0)
+    give_up = time.monotonic() + 60
+    while time.monotonic() < give_up:
+        try:
+            time.sleep(60)
+        except BaseException:
+            log("swallowed", n=0)
+    return "never"
+
+
+@tool
+async def async_nap(n: int, secs: float) -> str:
+    """Sleep on the loop."""
+    log("begin", n=n)
+    await asyncio.sleep(secs)
+    return f"slept {n}"
+
+
+@tool(idempotent=True)
+def deadly() -> str:
+    """Kill the process."""
+    log("begin", n=0)
+    os._exit(9)
+
+
+@tool(queue="special")
+def routed() -> int:
+    """Say which process ran it."""
+    return os.getpid()
+
+
+def slow_reply(request: ModelRequest) -> str:
+    """Answer slowly the first time it is asked in this folder, so that a test can kill it there."""
+    first = not (LOG / "asked").exists()
+    (LOG / "asked").touch()
+    log("begin", n=0)
+    time.sleep(30 if first else 0)
+    return "done"
+
+
+TOOLS = [nap, safe_nap, hang, async_nap, deadly, routed]
+
+quick = Agent("quick", model=Scripted([Call("nap", {"n": 1, "secs": 0}), "done"]), tools=TOOLS)
+fan = Agent("fan", model=Scripted([[Call("nap", {"n": n, "secs": 0.1}) for n in range(32)], "done"]), tools=TOOLS)
+slow_model = Agent("slow_model", model=Scripted([slow_reply]))
+slow_tool = Agent("slow_tool", model=Scripted([Call("nap", {"n": 1, "secs": 20}), "done"]), tools=TOOLS)
+slow_safe_tool = Agent("slow_safe_tool", model=Scripted([Call("safe_nap", {"n": 1, "secs": 20}), "done"]), tools=TOOLS)
+slow_batch = Agent(
+    "slow_batch",
+    model=Scripted(
+        [[Call("nap", {"n": 0, "secs": 0}), *[Call("safe_nap", {"n": n, "secs": 20}) for n in (1, 2)]], "done"]
+    ),
+    tools=TOOLS,
+)
+hung = Agent("hung", model=Scripted([[Call("hang"), Call("async_nap", {"n": 1, "secs": 0.05})], "done"]), tools=TOOLS)
+hung_alone = Agent("hung_alone", model=Scripted([Call("hang"), "done"]), tools=TOOLS)
+killer = Agent("killer", model=Scripted([[Call("deadly"), Call("nap", {"n": 1, "secs": 0})], "done"]), tools=TOOLS)
+special = Agent("special", model=Scripted([Call("routed"), "done"]), tools=TOOLS)
+gated = Agent("gated", model=Scripted([Call("nap", {"n": 1, "secs": 0}), "done"]), tools=TOOLS, approve=["nap"])
