@@ -1,7 +1,8 @@
 """An agent's definition: model, tools, instructions and rules, checked when it is made."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from agentq.hooks import Hooks
 from agentq.limits import Limits
 from agentq.memory import Memory
 from agentq.output import OUTPUT_TOOL, OutputSchema
-from agentq.tools import Tool, check_name, tool
+from agentq.tools import Tool, check_name, is_duration, tool
 
 ToolExceptionRule = Literal["report", "fail"] | Callable[[Exception], str]
 
@@ -20,7 +21,7 @@ ToolExceptionRule = Literal["report", "fail"] | Callable[[Exception], str]
 class AgentSpec:
     """What a worker needs to know of an agent. Made by ``Agent``; see there for the arguments."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a definition is a list of names and values
         self,
         name: str,
         *,
@@ -39,19 +40,26 @@ class AgentSpec:
         description: str = "",
     ) -> None:
         check_name("agent", name)
+        where = f"agent {name!r}"
+        _check_lists(where, fallback=fallback, tools=tools, approve=approve, hooks=hooks)
+        _check_texts(where, instructions=instructions, description=description)
+        if not callable(on_tool_exception) and on_tool_exception not in ("report", "fail"):
+            raise ConfigError(f"{where}: on_tool_exception is 'report', 'fail' or a function of the exception")
+        if not is_duration(model_timeout_secs):
+            raise ConfigError(f"{where}: model_timeout_secs is a positive number, not {model_timeout_secs!r}")
+        if memory is not None and not callable(getattr(memory, "recall", None)):
+            raise ConfigError(f"{where}: memory is an object with a recall method, not {memory!r}")
         self.name = name
         self.models: tuple[Any, ...] = (model, *fallback)
         self.instructions = instructions
-        self.tools = _toolset(name, tools)
-        self.approve = _approve(name, approve, self.tools)
-        self.output = None if output is None else OutputSchema(output)
-        self.limits = limits if isinstance(limits, Limits) else make_limits(Limits(), limits or {}, f"agent {name!r}")
-        if on_tool_exception not in ("report", "fail") and not callable(on_tool_exception):
-            raise ConfigError(f"agent {name!r}: on_tool_exception is 'report', 'fail' or a function of the exception")
+        self.tools = _toolset(where, tools)
+        self.approve = _approve(where, approve, self.tools)
+        self.output = None if output is None else OutputSchema(output, where)
+        self.limits = limits if isinstance(limits, Limits) else make_limits(Limits(), limits or {}, where)
         self.on_tool_exception = on_tool_exception
-        self.hooks = tuple(hooks)
+        self.hooks = _hooks(where, hooks)
         self.memory = memory
-        self.model_settings = dict(model_settings or {})
+        self.model_settings = _settings(where, model_settings or {})
         self.model_timeout_secs = model_timeout_secs
         self.description = description
 
@@ -63,7 +71,7 @@ class AgentSpec:
     def as_tool(self, *, name: str | None = None, description: str | None = None) -> Tool:
         """A tool that hands its ``input`` to this agent as a run of its own and returns that run's answer."""
 
-        def ask(input: str) -> str:  # noqa: A002 - the word the model sees
+        def ask(input: str) -> str:  # noqa: ARG001 - the word the model sees
             raise AssertionError("a sub-agent runs as a run of its own")
 
         wrapped = tool(name=name or self.name, description=description or self.description or f"Ask {self.name}.")(ask)
@@ -73,35 +81,67 @@ class AgentSpec:
         return f"Agent({self.name!r})"
 
 
-def make_limits(base: Limits, changes: Mapping[str, Any], where: str) -> Limits:
+def make_limits(base: Limits, changes: Any, where: str) -> Limits:
     """``base`` with ``changes``. Raises ConfigError that names the wrong limit and the nearest right one."""
+    if not isinstance(changes, Mapping):
+        raise ConfigError(f"{where}: limits map names to numbers; {changes!r} does not")
     for key in changes:
         if key not in Limits.model_fields:
-            near = difflib.get_close_matches(key, Limits.model_fields, n=1)
+            near = difflib.get_close_matches(str(key), Limits.model_fields, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(Limits.model_fields)}"
             raise ConfigError(f"{where}: unknown limit {key!r}{hint}")
     try:
         return Limits.model_validate(base.model_dump() | dict(changes))
     except ValidationError as error:
-        raise ConfigError(f"{where}: limit {problems(error)}") from error
+        listed = problems(error).replace("\n", "; ")
+        raise ConfigError(f"{where}: limit {listed}") from error
 
 
-def _toolset(agent: str, tools: Sequence[Tool | Callable[..., Any]]) -> dict[str, Tool]:
+def _check_lists(where: str, **given: object) -> None:
+    for what, value in given.items():
+        if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+            raise ConfigError(f"{where}: {what} is a list, such as [{value!r}]")
+
+
+def _check_texts(where: str, **given: object) -> None:
+    for what, value in given.items():
+        if not isinstance(value, str):
+            raise ConfigError(f"{where}: {what} is a text, not {value!r}")
+
+
+def _toolset(where: str, tools: Iterable[Tool | Callable[..., Any]]) -> dict[str, Tool]:
     toolset: dict[str, Tool] = {}
     for item in tools:
         made = item if isinstance(item, Tool) else tool(item)
         if made.name in toolset or made.name == OUTPUT_TOOL:
             taken = "is kept for structured output" if made.name == OUTPUT_TOOL else "is there twice"
-            raise ConfigError(f"agent {agent!r}: the tool name {made.name!r} {taken}; give one of them another name")
+            raise ConfigError(f"{where}: the tool name {made.name!r} {taken}; give one of them another name")
         toolset[made.name] = made
     return toolset
 
 
-def _approve(agent: str, approve: Sequence[str], tools: Mapping[str, Tool]) -> frozenset[str]:
-    if isinstance(approve, str):
-        raise ConfigError(f"agent {agent!r}: approve is a list of tool names, such as [{approve!r}]")
-    for name in approve:
+def _hooks(where: str, hooks: Iterable[Any]) -> tuple[Hooks, ...]:
+    given = tuple(hooks)
+    for hook in given:
+        if not isinstance(hook, Hooks):
+            made = f"; write {hook.__name__}()" if isinstance(hook, type) and issubclass(hook, Hooks) else ""
+            raise ConfigError(f"{where}: hooks are objects of a class derived from Hooks, not {hook!r}{made}")
+    return given
+
+
+def _settings(where: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(json.loads(json.dumps(dict(settings), allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: model_settings are not a JSON object: {error}") from error
+
+
+def _approve(where: str, approve: Iterable[Any], tools: Mapping[str, Tool]) -> frozenset[str]:
+    names = tuple(approve)
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(f"{where}: approve holds names of tools, not {name!r}")
         if name not in tools:
             known = ", ".join(tools) or "none"
-            raise ConfigError(f"agent {agent!r}: approve names {name!r}, which is not one of its tools: {known}")
-    return frozenset(approve)
+            raise ConfigError(f"{where}: approve names {name!r}, which is not one of its tools: {known}")
+    return frozenset(names)

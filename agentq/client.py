@@ -290,7 +290,10 @@ class Agent(AgentSpec):
     def __init__(self, name: str, **definition: Any) -> None:
         super().__init__(name, **definition)
         for model in self.models:
-            check(model)
+            try:
+                check(model)
+            except ConfigError as error:
+                raise ConfigError(f"agent {name!r}: {error}") from error
 
     def enqueue(self, text: str, *, client: Client | None = None, **options: Any) -> Handle:
         """Store a run and wake a worker; options and errors as of ``Client.enqueue``."""
@@ -401,6 +404,5 @@ def _tags(tags: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _overrides(limits: Mapping[str, Any] | None) -> dict[str, Any]:
-    changes = dict(limits or {})
-    make_limits(Limits(), changes, "limits")
-    return changes
+    make_limits(Limits(), limits or {}, "this run")
+    return dict(limits or {})

@@ -23,7 +23,7 @@ class Settings(BaseModel):
     agents: str = Field(default="", description="where agents are: module, module:name or file.py, comma-separated")
     home: Path = Field(default=Path(".agentq"), description="folder of the embedded Postgres and broker")
     queue: str = Field(default="agentq", description="prefix of the queues: NAME for steps, NAME.tools for tools")
-    lease_secs: float = Field(default=15.0, ge=1.0, description="a dead worker's step is taken over after this long")
+    lease_secs: float = Field(default=15.0, ge=1.0, le=3600.0, description="until a dead worker's step is taken over")
     db_pool_size: int = Field(default=5, ge=1, description="Postgres connections a process keeps at most")
     concurrency: int = Field(default=16, ge=1, description="steps at once in a worker (threads)")
     tool_concurrency: int = Field(default=4, ge=1, description="tool calls at once in a worker (processes)")
@@ -35,6 +35,11 @@ class Settings(BaseModel):
         if not value.replace("-", "").replace("_", "").replace(".", "").isalnum():
             raise ValueError("use letters, digits, '.', '-' and '_'")
         return value
+
+    @field_validator("log_level", mode="before")
+    @classmethod
+    def _any_case(cls, value: Any) -> Any:
+        return value.strip().upper() if isinstance(value, str) else value
 
     @property
     def is_embedded(self) -> bool:
@@ -55,7 +60,7 @@ def load(environment: Mapping[str, str] | None = None, **overrides: Any) -> Sett
     environment = os.environ if environment is None else environment
     values: dict[str, Any] = {}
     for name in Settings.model_fields:
-        if text := environment.get(variable(name)):
+        if text := environment.get(variable(name), "").strip():
             values[name] = text
     values |= {name: value for name, value in overrides.items() if value is not None}
     try:
@@ -63,16 +68,18 @@ def load(environment: Mapping[str, str] | None = None, **overrides: Any) -> Sett
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = variable(str(first["loc"][0]))
-        raise ConfigError(f"{name}={first['input']!r}: {first['msg']}; see deploy/agentq.env.example") from error
+        # The URLs may hold a password.
+        given = "" if name.endswith("_URL") else f"={first['input']!r}"
+        raise ConfigError(f"{name}{given}: {first['msg']}; see deploy/agentq.env.example") from error
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
     """One line for each ``AGENTQ_`` variable that means nothing, with the nearest one that does."""
     environment = os.environ if environment is None else environment
-    known = {variable(name) for name in Settings.model_fields}
+    known = {variable(name): name.upper() for name in Settings.model_fields}
     lines = []
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known and not name.startswith("AGENTQ_TEST_"):
-            near = difflib.get_close_matches(name, known, n=1)
-            lines.append(f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else ""))
+            near = difflib.get_close_matches(name.removeprefix(PREFIX), known.values(), n=1)
+            lines.append(f"{name} is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
     return lines

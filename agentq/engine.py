@@ -11,6 +11,7 @@ from agentq.control import Control
 from agentq.errors import AgentqError, ConfigError, ErrorInfo, LeaseLost, UnavailableError
 from agentq.heartbeat import Lease
 from agentq.limits import MAX_ATTEMPTS
+from agentq.messages import ToolResult
 from agentq.run import OpenCall, Snapshot
 from agentq.saving import CallEnd, call_data, only_call
 from agentq.services import Services
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # What a tool may take beyond its time limit before its lease is let go: the result still has to be saved.
 GRACE_SECS = 10.0
+# What a memory and hooks may take before a worker that hangs in them counts as lost.
+STEP_SECS = 300.0
 # A run whose agent this worker does not have waits this long for a worker that has it.
 UNKNOWN_AGENT_SECS = 10.0
 
@@ -76,28 +79,31 @@ class Engine(Control):
     def _do_step(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec) -> None:
         started = time.monotonic()
         only = only_call(snapshot)
-        with self._hold(claim, only) as lease:
+        with self._hold(claim, only.timeout_secs if only else _bound_secs(snapshot, agent)) as lease:
             try:
                 done = self._body(claim, snapshot, agent, lease)
             except (LeaseLost, UnavailableError):
                 raise
             except Exception as error:
                 logger.exception("run %s: the %s step failed", claim.run_id, snapshot.phase)
-                if claim.attempt < MAX_ATTEMPTS:
+                if only is not None and not only.idempotent:
+                    done = _settled(only, interrupted(only))
+                elif claim.attempt < MAX_ATTEMPTS:
                     self._try_again(claim, snapshot, error)
                     return
-                done = Done(Failed(_internal(error)))
+                else:
+                    done = Done(Failed(_internal(error)))
             done.data["ms"] = round((time.monotonic() - started) * 1000)
             self.services.probe("effect", snapshot.phase)
             self.settle(claim, snapshot, done)
 
-    def _hold(self, claim: Claim, call: OpenCall | None) -> AbstractContextManager[Lease]:
-        """Keep the lease; that of a tool is let go some time after its limit, so that the sweep finds what hangs.
+    def _hold(self, claim: Claim, limit_secs: float) -> AbstractContextManager[Lease]:
+        """Keep the lease until some time after the limit, then let it go, so that the sweep finds what hangs.
 
-        It then has lasted longer than that of a worker that died within the limit: so the sweep tells them apart.
+        A tool's lease has then lasted longer than that of a worker that died within the limit: so they are told apart.
         """
         services = self.services
-        at_most = call.timeout_secs + GRACE_SECS + services.lease_secs / 3 if call else None
+        at_most = limit_secs + GRACE_SECS + services.lease_secs / 3
         return services.heartbeat.hold(claim.token, claim.run_id, at_most_secs=at_most)
 
     def _body(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, lease: Lease) -> Done:
@@ -108,8 +114,7 @@ class Engine(Control):
             return Done(BatchOpened(), {"calls": [call.tool for call in snapshot.pending]})
         if claim.restarted and not only.idempotent:
             # The server came up after this call was due: a claim that waited for no fsync may have been forgotten.
-            result = interrupted(only)
-            return Done(CallsFinished(((only.index, result),)), call_data(only.tool, result))
+            return _settled(only, interrupted(only))
         done = run_call(snapshot, only, agent, self.services, lease=lease, attempt=claim.attempt)
         return Done(done.as_outcome(only.index), call_data(only.tool, done.result))
 
@@ -162,7 +167,7 @@ class Engine(Control):
         if claim.restarted and not call.idempotent:
             return self.finish_call(claimed.ref, CallDone(interrupted(call)), claim, data)
         snapshot = prepare(claimed.snapshot, agent)
-        with self._hold(claim, call) as lease:
+        with self._hold(claim, call.timeout_secs) as lease:
             done = run_call(snapshot, call, agent, self.services, lease=lease, attempt=claim.attempt)
             self.services.probe("effect", "call")
             data |= {"ms": round((time.monotonic() - started) * 1000)}
@@ -174,6 +179,10 @@ class Engine(Control):
         self.services.probe("committed", "call")
         self.after(snapshot)
         return end
+
+
+def _bound_secs(snapshot: Snapshot, agent: AgentSpec) -> float:
+    return STEP_SECS + (agent.model_timeout_secs if snapshot.phase == "model" else 0.0)
 
 
 def prepare(snapshot: Snapshot, agent: AgentSpec) -> Snapshot:
@@ -189,6 +198,11 @@ def prepare(snapshot: Snapshot, agent: AgentSpec) -> Snapshot:
     if snapshot.phase == "recall" and not agent.has_recall:
         snapshot = replace(snapshot, phase="model")
     return snapshot
+
+
+def _settled(call: OpenCall, result: ToolResult) -> Done:
+    """A step whose only call is answered without having been run, or run again."""
+    return Done(CallsFinished(((call.index, result),)), call_data(call.tool, result))
 
 
 def _internal(error: Exception) -> ErrorInfo:

@@ -23,9 +23,13 @@
 ``*`` marks ``retryable = True``: the same call may succeed later. Codes are stored with runs and never renamed.
 """
 
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from agentq.text import clean, cut
+
+MAX_ERROR_CHARS = 4_000
 
 
 class AgentqError(Exception):
@@ -33,8 +37,16 @@ class AgentqError(Exception):
 
     code: str = "agentq_error"
     retryable: bool = False
+    message: str
+    details: dict[str, Any]
 
-    def __init__(self, message: str, **details: Any) -> None:
+    def __new__(cls, *args: Any, **_: Any) -> Self:
+        # Here, so that a subclass of a user's own has both even if its __init__ does not call ours.
+        error = super().__new__(cls, *args)
+        error.message, error.details = (str(args[0]) if args else ""), {}
+        return error
+
+    def __init__(self, message: str = "", /, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.details = details
@@ -107,7 +119,7 @@ class ThreadBusyError(RunError):
     retryable = True
 
 
-class LeaseLost(RunError):  # noqa: N818 - a signal to stop quietly, not a fault
+class LeaseLost(RunError):
     code = "lease_lost"
 
 
@@ -161,8 +173,14 @@ class ErrorInfo(BaseModel):
     message: str
     details: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("message")
+    @classmethod
+    def _bounded(cls, message: str) -> str:
+        return cut(clean(message), MAX_ERROR_CHARS)
+
     def to_exception(self) -> RunFailedError:
         cls = LimitExceededError if self.code == LimitExceededError.code else RunFailedError
         error = cls(self.message, **self.details)
         error.code = self.code
+        error.retryable = self.code in {f"provider_{kind}" for kind in ProviderError.PASSING}
         return error

@@ -38,10 +38,9 @@ class Heartbeat:
         self._pid = 0
 
     @contextmanager
-    def hold(self, token: UUID, run_id: str, *, at_most_secs: float | None = None) -> Iterator[Lease]:
+    def hold(self, token: UUID, run_id: str, *, at_most_secs: float) -> Iterator[Lease]:
         """Keep one lease alive, but no longer than ``at_most_secs``: work that hangs is then found by the sweep."""
-        until = float("inf") if at_most_secs is None else time.monotonic() + at_most_secs
-        lease = Lease(token, run_id, until)
+        lease = Lease(token, run_id, time.monotonic() + at_most_secs)
         self._add(lease)
         try:
             yield lease

@@ -4,14 +4,18 @@ from typing import Any
 
 from agentq.context import RunContext
 from agentq.messages import AssistantMessage, ToolCall, ToolResult
+from agentq.results import to_json
 
 
-class EndRun(Exception):  # noqa: N818 - reads as what it does
-    """Raise it in a hook to end the run now with ``output`` (a JSON value); the stop reason is ``hook_end``."""
+class EndRun(Exception):
+    """Raise it in a hook to end the run now with ``output``; the stop reason is ``hook_end``.
+
+    ``output`` is kept as JSON, by the rules for what tools return. Raises TypeError for a value without a JSON form.
+    """
 
     def __init__(self, output: Any = None) -> None:
         super().__init__("a hook ended the run")
-        self.output = output
+        self.output = to_json(output)
 
 
 class Hooks:

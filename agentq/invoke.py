@@ -9,7 +9,11 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
+
+# How long a cancelled async tool may take to clean up, and a loop to answer, before they are left alone.
+_STOP_SECS = 1.0
+_STUCK_SECS = 2.0
 
 
 class ToolTimeoutError(BaseException):
@@ -20,19 +24,33 @@ class ToolCancelledError(Exception):
     """The run was cancelled while an async tool was running; the tool was told."""
 
 
+T = TypeVar("T")
+
+
 def invoke(
-    function: Callable[..., Any], arguments: dict[str, Any], *, timeout_secs: float, cancelled: threading.Event
-) -> Any:
-    """The function's value. Raises ToolTimeoutError, ToolCancelledError (async only), or what the function raises.
+    function: Callable[..., Any],
+    arguments: dict[str, Any],
+    shape: Callable[[Any], T],
+    *,
+    timeout_secs: float,
+    cancelled: threading.Event,
+) -> T:
+    """``shape`` of the function's value, both within the time limit.
+
+    Raises ToolTimeoutError, ToolCancelledError (async only), or what the function raises.
 
     A sync function is stopped by a timer signal where this is the main thread (a prefork child); in a thread of a
     threads pool nothing can stop it, and its lease is let go instead.
     """
     context = contextvars.copy_context()
-    if inspect.iscoroutinefunction(function):
-        return _run_async(function(**arguments), context, timeout_secs, cancelled)
     with _alarm(timeout_secs):
-        return context.run(function, **arguments)
+        value = context.run(function, **arguments)
+        # Asked of the value: an async function may be hidden in a partial, an object or a decorator.
+        if not inspect.iscoroutine(value):
+            return context.run(shape, value)
+    value = _run_async(value, context, timeout_secs, cancelled)
+    with _alarm(timeout_secs):
+        return context.run(shape, value)
 
 
 @contextmanager
@@ -41,15 +59,26 @@ def _alarm(seconds: float) -> Iterator[None]:
         yield
         return
 
+    rung: list[bool] = []
+
     def expired(*_: object) -> None:
+        rung.append(True)
         raise ToolTimeoutError
 
     previous = signal.signal(signal.SIGALRM, expired)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except Exception as error:
+        if rung:
+            # It made something else of the alarm, or of Celery's own limit some seconds later.
+            raise ToolTimeoutError from error
+        raise
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        # Apart, because the alarm may still come between the tool's end and the line above.
         signal.signal(signal.SIGALRM, previous)
 
 
@@ -64,43 +93,66 @@ def _run_async(
         task.add_done_callback(lambda done: _hand_over(done, future))
 
     loop.call_soon_threadsafe(start)
-    return future.result()
+    try:
+        return future.result(timeout_secs + _STOP_SECS + _STUCK_SECS)
+    except TimeoutError:
+        if future.done():
+            raise
+        # The tool does not let go of the loop (a blocking call inside async code): leave both to themselves.
+        _forget(loop)
+        raise ToolTimeoutError from None
 
 
 async def _bounded(coroutine: Coroutine[Any, Any, Any], timeout_secs: float, cancelled: threading.Event) -> Any:
-    task = asyncio.ensure_future(coroutine)
-    waited = 0.0
-    while waited < timeout_secs:
+    task = asyncio.ensure_future(_shielded(coroutine))
+    clock = asyncio.get_running_loop().time
+    end = clock() + timeout_secs
+    while (left := end - clock()) > 0:
         # Looked at four times a second: the word to cancel comes from the heartbeat, which is slower than that.
-        slice_secs = min(0.25, timeout_secs - waited)
-        done, _ = await asyncio.wait({task}, timeout=slice_secs)
+        done, _ = await asyncio.wait({task}, timeout=min(0.25, left))
         if done:
+            if task.cancelled():
+                raise RuntimeError("the tool cancelled itself")
             return task.result()
         if cancelled.is_set():
             await _stop(task)
             raise ToolCancelledError
-        waited += slice_secs
     await _stop(task)
     raise _TimedOut
 
 
-class _TimedOut(Exception):  # noqa: N818 - stands in for ToolTimeoutError, which would end the loop's thread
+async def _shielded(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        # These two would end the loop, and with it every async tool of the process.
+        raise _Escaped(error) from error
+
+
+class _TimedOut(Exception):
     pass
+
+
+class _Escaped(Exception):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 async def _stop(task: "asyncio.Future[Any]") -> None:
     task.cancel()
     # A tool may take cancelling badly; it gets a second and is then left alone.
-    await asyncio.wait({task}, timeout=1.0)
+    await asyncio.wait({task}, timeout=_STOP_SECS)
+    if task.done() and not task.cancelled():
+        task.exception()  # looked at, so that nobody is told of an error that was never retrieved
 
 
 def _hand_over(done: "asyncio.Task[Any]", future: "Future[Any]") -> None:
-    if done.cancelled():
-        future.set_exception(ToolCancelledError())
-        return
-    error = done.exception()
+    error = ToolCancelledError() if done.cancelled() else done.exception()
     if isinstance(error, _TimedOut):
         future.set_exception(ToolTimeoutError())
+    elif isinstance(error, _Escaped):
+        future.set_exception(error.error)
     elif error is not None:
         future.set_exception(error)
     else:
@@ -112,7 +164,7 @@ _lock = threading.Lock()
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """One loop a process, in a thread of its own, kept for the life of the process: clients of async tools stay usable."""
+    """One loop a process, in a thread of its own, kept for its life: the clients of async tools stay usable."""
     with _lock:
         loop = _loops.get(os.getpid())
         if loop is None:
@@ -120,3 +172,10 @@ def _loop() -> asyncio.AbstractEventLoop:
             loop = _loops[os.getpid()] = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="agentq-tools", daemon=True).start()
         return loop
+
+
+def _forget(loop: asyncio.AbstractEventLoop) -> None:
+    """The next async tool gets a new loop; this one goes on by itself, should it ever come free."""
+    with _lock:
+        if _loops.get(os.getpid()) is loop:
+            del _loops[os.getpid()]

@@ -4,21 +4,14 @@ import threading
 from typing import Any
 
 from celery import Celery, chord
-from kombu.exceptions import OperationalError
+from kombu.exceptions import ChannelError, OperationalError
 
+from agentq.embedded import broker
 from agentq.errors import ConfigError, UnavailableError
-from agentq.wire import (
-    CALL_TASK,
-    STEP_QUEUE,
-    STEP_TASK,
-    BatchMessage,
-    CallMessage,
-    StepMessage,
-    WakeUp,
-)
+from agentq.wire import CALL_TASK, STEP_QUEUE, STEP_TASK, BatchMessage, CallMessage, StepMessage, WakeUp
 
 # What a publish raises while the broker is away, whichever the transport.
-BROKER_FAULTS = (OperationalError, ConnectionError, OSError)
+BROKER_FAULTS = (OperationalError, ChannelError, ConnectionError, OSError)
 
 # Beyond a tool's own time limit, which the engine enforces: Celery's soft limit for a tool that swallowed it, then the
 # kill of its process.
@@ -28,10 +21,8 @@ SOFT_GRACE_SECS, HARD_GRACE_SECS = 5.0, 10.0
 def make_app(broker_url: str, *, queue: str = STEP_QUEUE, name: str = "agentq") -> Celery:
     """A Celery app that can send agentq's messages. Raises ConfigError for a broker URL nobody understands.
 
-    JSON only, results are not stored, lost connections are retried briefly: a wake-up may be lost, the sweep sends again.
+    JSON only, results are not stored, lost connections are retried briefly: the sweep sends again what gets lost.
     """
-    if broker_url.startswith("agentq+file:"):
-        import agentq.embedded.broker  # noqa: F401, PLC0415 - registers the transport; costs nothing where unused
     app = Celery(name, broker=broker_url, set_as_current=False)
     app.conf.update(
         task_serializer="json",
@@ -40,9 +31,7 @@ def make_app(broker_url: str, *, queue: str = STEP_QUEUE, name: str = "agentq") 
         task_ignore_result=True,
         task_default_queue=queue,
         broker_connection_timeout=3.0,
-        broker_transport_options={"socket_connect_timeout": 3.0, "socket_timeout": 10.0}
-        if broker_url.startswith("redis")
-        else {},
+        broker_transport_options=_transport_options(broker_url),
         task_publish_retry=True,
         task_publish_retry_policy={"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1},
         task_send_sent_event=False,
@@ -55,8 +44,16 @@ def make_app(broker_url: str, *, queue: str = STEP_QUEUE, name: str = "agentq") 
     return app
 
 
+def _transport_options(broker_url: str) -> dict[str, Any]:
+    if broker_url.startswith("agentq+file:"):
+        return dict(broker.connection_options(broker_url)["broker_transport_options"])
+    if broker_url.startswith("redis"):
+        return {"socket_connect_timeout": 3.0, "socket_timeout": 10.0}
+    return {}
+
+
 def check_broker(app: Celery) -> None:
-    """Raises UnavailableError, naming the URL without its password, when the broker does not answer in a few seconds."""
+    """Raises UnavailableError, naming the URL without its password, when the broker does not answer within seconds."""
     connection = app.connection_for_write()
     try:
         connection.ensure_connection(max_retries=1, interval_start=0, interval_step=1, timeout=3)

@@ -64,14 +64,13 @@ def _recover_step(engine: Engine, due: Due) -> None:
     claim, snapshot = taken
     logger.warning("run %s: worker %s was lost in %s", claim.run_id, claim.worker, snapshot.phase)
     data = {"lost_worker": claim.worker}
-    if snapshot.cancel_requested:
-        engine.settle(claim, snapshot, Done(Cancelled(), data))
-        return
     only = only_call(snapshot)
-    result = _verdict(claim, only) if only else None
+    result = _verdict(claim, only, snapshot) if only else None
     if only is not None and result is not None:
         outcome = CallsFinished(((only.index, result.result),))
         engine.settle(claim, snapshot, Done(outcome, data | call_data(only.tool, result.result)))
+    elif snapshot.cancel_requested:
+        engine.settle(claim, snapshot, Done(Cancelled(), data))
     elif claim.attempt >= MAX_ATTEMPTS:
         engine.settle(claim, snapshot, Done(Failed(_crashed(claim, snapshot)), data))
     else:
@@ -89,21 +88,21 @@ def _recover_call(engine: Engine, due: Due) -> None:
         return
     claim, call = taken.claim, taken.call
     logger.warning("run %s: worker %s was lost in call %d (%s)", claim.run_id, claim.worker, call.index, call.tool)
-    verdict = _verdict(claim, call)
-    if verdict is not None or taken.snapshot.cancel_requested:
+    verdict = _verdict(claim, call, taken.snapshot)
+    if verdict is not None:
         data: dict[str, object] = {"attempt": claim.attempt, "lost_worker": claim.worker}
-        end = engine.finish_call(taken.ref, verdict or CallDone(interrupted(call)), claim, data)
+        end = engine.finish_call(taken.ref, verdict, claim, data)
     else:
         with services.database.autocommit() as connection:
             end = CallEnd(next=calls.rearm(connection, taken))
     engine.saver.send(end.wake_ups)
 
 
-def _verdict(claim: Claim, call: OpenCall) -> CallDone | None:
+def _verdict(claim: Claim, call: OpenCall, snapshot: Snapshot) -> CallDone | None:
     """The result of a call whose worker was lost; None where it may run again."""
     if claim.overdue:
         return CallDone(timed_out(call))
-    if not call.idempotent:
+    if not call.idempotent or snapshot.cancel_requested:
         return CallDone(interrupted(call))
     if claim.attempt >= MAX_ATTEMPTS:
         return CallDone(crashed(call, claim.attempt))

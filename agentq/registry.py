@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from agentq.agent import AgentSpec
+from agentq.arguments import first_line
 from agentq.errors import ConfigError, UnknownAgentError
 
 
@@ -44,7 +45,7 @@ def unknown(name: str, known: Mapping[str, object] | Iterable[str]) -> UnknownAg
     """The error for a name that nobody has."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     listed = ", ".join(names) or "none; set AGENTQ_AGENTS or start a worker that has it"
     return UnknownAgentError(f"there is no agent {name!r}{hint} Known: {listed}", agent=name, known=names)
 
@@ -74,8 +75,9 @@ def _import(where: str) -> ModuleType:
         raise
     except ModuleNotFoundError as error:
         raise ConfigError(f"AGENTQ_AGENTS: cannot import {where!r}: {error}") from error
-    except Exception as error:
-        raise ConfigError(f"AGENTQ_AGENTS: importing {where!r} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(f"AGENTQ_AGENTS: importing {where!r} raised {what}") from error
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -84,14 +86,22 @@ def _from_file(path: Path) -> ModuleType:
     main = sys.modules.get("__main__")
     if main is not None and Path(getattr(main, "__file__", None) or "/").resolve() == path:
         return main
-    loaded = sys.modules.get(path.stem)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
-        return loaded
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    for loaded in list(sys.modules.values()):
+        if getattr(loaded, "__file__", None) == str(path):
+            return loaded
+    # A file may be called as a module that others have imported already, such as celery.py.
+    name = path.stem if path.stem not in sys.modules else f"agentq_agents_{path.stem}_{abs(hash(path))}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"AGENTQ_AGENTS: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
+    sys.modules[name] = module
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        # Half a module must not pass for the whole one at the next try.
+        del sys.modules[name]
+        raise
     return module

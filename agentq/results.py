@@ -3,12 +3,14 @@
 import base64
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence, Set, ValuesView
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
-from math import isfinite
+from itertools import islice
+from math import isfinite, isnan
 from pathlib import PurePath
 from types import GeneratorType
 from typing import Any
@@ -20,23 +22,29 @@ from agentq.limits import MAX_RESULT_CHARS
 from agentq.text import clean, cut
 
 _AS_TEXT = (Decimal, UUID, PurePath, Fraction, complex, SecretStr, SecretBytes)
+_MAX_DEPTH = 100
 
 
 def to_text(value: Any, limit: int = MAX_RESULT_CHARS) -> str:
     """Text as it is, anything else as JSON, cut to ``limit`` characters. Raises TypeError for a value without a form.
 
-    Decimals, UUIDs and paths become strings; dates ISO 8601; sets sorted lists; bytes UTF-8 text or base64; NaN and
-    infinities the strings "NaN", "Infinity", "-Infinity"; dataclasses and pydantic models objects.
+    Decimals, UUIDs and paths become strings; dates ISO 8601, durations seconds; sets sorted lists; bytes UTF-8 text or
+    base64; NaN and infinities the strings "NaN", "Infinity", "-Infinity"; dataclasses and pydantic models objects.
+    A text without a visible character becomes a JSON string: providers refuse it bare.
     """
-    text = value if isinstance(value, str) and value else json.dumps(to_json(value), ensure_ascii=False)
-    return cut(clean(text), limit)
+    form = to_json(value)
+    text = form if isinstance(form, str) and form.strip() else clean(_dumps(form))
+    return cut(text, limit)
 
 
 def to_json(value: Any, _above: tuple[int, ...] = ()) -> Any:
-    """``value`` in JSON types. Raises TypeError where it has no form, or holds itself."""
-    if value is None or isinstance(value, bool | int | str) and not isinstance(value, Enum):
-        return value
-    if id(value) in _above or len(_above) > 100:
+    """``value`` in JSON types, texts cleaned. Raises TypeError where it has no form, or holds itself."""
+    if not isinstance(value, Enum):
+        if value is None or isinstance(value, bool | int):
+            return value
+        if isinstance(value, str):
+            return clean(value)
+    if id(value) in _above or len(_above) > _MAX_DEPTH:
         raise TypeError("the value holds itself or is nested too deeply")
     above = (*_above, id(value))
     for kinds, form in _FORMS:
@@ -47,15 +55,23 @@ def to_json(value: Any, _above: tuple[int, ...] = ()) -> Any:
     raise TypeError(f"a value of type {type(value).__name__} has no JSON form")
 
 
+def _dumps(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except ValueError as error:
+        # Python writes no number of more than 4,300 digits.
+        raise TypeError(f"the value has no JSON form: {error}") from error
+
+
 def _float(value: float, _: tuple[int, ...]) -> Any:
     if isfinite(value):
         return value
-    return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _bytes(value: bytes | bytearray, _: tuple[int, ...]) -> str:
+def _bytes(value: bytes | bytearray | memoryview, _: tuple[int, ...]) -> str:
     try:
-        return bytes(value).decode()
+        return clean(bytes(value).decode())
     except UnicodeDecodeError:
         return f"base64:{base64.b64encode(value).decode()}"
 
@@ -63,7 +79,8 @@ def _bytes(value: bytes | bytearray, _: tuple[int, ...]) -> str:
 def _mapping(value: Mapping[Any, Any], above: tuple[int, ...]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, item in value.items():
-        name = key if isinstance(key, str) else to_text(key)
+        form = to_json(key, above)
+        name = form if isinstance(form, str) else _dumps(form)
         # 1 and "1" are two keys in Python and one in JSON: neither may vanish.
         while name in result:
             name = f"{name} ({type(key).__name__})"
@@ -75,8 +92,21 @@ def _list(value: Iterable[Any], above: tuple[int, ...]) -> list[Any]:
     return [to_json(item, above) for item in value]
 
 
+def _generator(value: Iterable[Any], above: tuple[int, ...]) -> list[Any]:
+    # One that never ends fills the memory; what lies beyond this would be cut anyway.
+    items = _list(islice(value, MAX_RESULT_CHARS), above)
+    if len(items) == MAX_RESULT_CHARS:
+        raise TypeError(f"the generator gave {MAX_RESULT_CHARS:,} values and no end")
+    return items
+
+
 def _set(value: Iterable[Any], above: tuple[int, ...]) -> list[Any]:
-    return sorted(_list(value, above), key=lambda item: (type(item).__name__, json.dumps(item, sort_keys=True)))
+    return sorted(_list(value, above), key=_order)
+
+
+def _order(item: Any) -> tuple[str, float, str]:
+    number = item if isinstance(item, int | float) and abs(item) < 2**53 else 0
+    return (type(item).__name__, number, json.dumps(item, sort_keys=True))
 
 
 _FORMS: tuple[tuple[Any, Callable[[Any, tuple[int, ...]], Any]], ...] = (
@@ -85,9 +115,11 @@ _FORMS: tuple[tuple[Any, Callable[[Any, tuple[int, ...]], Any]], ...] = (
     ((datetime, date, time), lambda value, _: value.isoformat()),
     (timedelta, lambda value, _: value.total_seconds()),
     (_AS_TEXT, lambda value, _: str(value)),
-    ((bytes, bytearray), _bytes),
-    (BaseModel, lambda value, above: _mapping(value.model_dump(), above)),
+    ((bytes, bytearray, memoryview), _bytes),
+    # A root model, or one with a serializer of its own, is whatever that gives.
+    (BaseModel, lambda value, above: to_json(value.model_dump(), above)),
     (Mapping, _mapping),
-    ((list, tuple, GeneratorType), _list),
-    ((set, frozenset), lambda value, above: _set(value, above)),
+    ((Sequence, deque, KeysView, ValuesView, ItemsView), _list),
+    (GeneratorType, _generator),
+    (Set, _set),
 )

@@ -1,5 +1,7 @@
 """How long to wait before a failed model call is tried again. Pure: the jitter is an argument."""
 
+from math import isnan
+
 MODEL_TRIES = 3
 BASE_SECS = 0.5
 CAP_SECS = 8.0
@@ -16,7 +18,7 @@ def wait_secs(attempt: int, retry_after: float | None, jitter: float) -> float |
     """The wait before the next try of the same model, or None when this model should be given up."""
     if attempt >= MODEL_TRIES:
         return None
-    if retry_after is None or not 0 < retry_after:
+    if retry_after is None or isnan(retry_after) or retry_after <= 0:
         return backoff_secs(attempt, jitter)
     if retry_after > LONGEST_HINT_SECS:
         return None

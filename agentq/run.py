@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from agentq.errors import ErrorInfo
 from agentq.limits import Limits
@@ -36,6 +36,11 @@ class Progress(BaseModel):
     model_index: int = 0
     model_tries: int = 0
     facts: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _with_version(self, rest: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Stored without its defaults, but a later release must be able to tell which release stored it.
+        return {"version": self.version, **rest(self)}
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,7 @@ class Run:
     finished_at: datetime | None = None
     due_at: datetime | None = None
     lease_until: datetime | None = None
+    worker: str | None = None
     cancel_requested: bool = False
     stop_reason: StopReason | None = None
     text: str | None = None

@@ -17,5 +17,5 @@ def cut(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     note = f"\n[cut: {len(text)} characters, the first {{kept}} are shown]"
-    kept = max(0, limit - len(note.format(kept=limit)))
-    return text[:kept] + note.format(kept=kept)
+    kept = limit - len(note.format(kept=limit))
+    return text[:kept] + note.format(kept=kept) if kept > 0 else text[:limit]

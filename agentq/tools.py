@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from agentq.arguments import Parameters
+from agentq.arguments import Parameters, unwrapped
 from agentq.context import RunContext
 from agentq.errors import ConfigError
+from agentq.text import clean
 
 # Safe at every provider: OpenAI and Anthropic refuse other characters, Gemini a leading digit.
 NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")
+_QUEUE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Tool:
     # The agent behind ``Agent.as_tool()``; typed loosely because agents are built of tools.
     agent: Any = field(default=None, repr=False)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
     @property
@@ -67,20 +69,23 @@ def tool(
     queue: str | None = None,
     idempotent: bool = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a tool of a function, sync or async; the schema comes from its signature, the description from its docstring.
+    """Make a tool of a function, sync or async: the schema comes from its signature, the description from its docs.
 
     A parameter annotated with RunContext gets the context and is not shown to the model. Raises ConfigError for a name
     that providers refuse, a parameter without a JSON schema, or a default that is not JSON.
     """
 
     def build(wrapped: Callable[..., Any]) -> Tool:
-        title = name or getattr(wrapped, "__name__", "")
+        _check_function(wrapped)
+        inner = unwrapped(wrapped)
+        title = inner.__name__ if name is None else name
+        if title == "__call__":
+            raise ConfigError(f"a tool made of an object needs a name: tool(name=...)({type(wrapped).__name__} object)")
         check_name("tool", title)
-        if timeout is not None and not 0 < timeout < float("inf"):
-            raise ConfigError(f"tool {title!r}: timeout must be a positive number of seconds, not {timeout!r}")
+        _check_options(title, timeout, queue)
         return Tool(
             name=title,
-            description=description or inspect.getdoc(wrapped) or "",
+            description=clean(inspect.getdoc(inner) or "" if description is None else description),
             function=wrapped,
             parameters=Parameters(wrapped, title),
             timeout=timeout,
@@ -91,9 +96,26 @@ def tool(
     return build if function is None else build(function)
 
 
-def check_name(kind: str, name: str) -> None:
+def _check_function(given: object) -> None:
+    if not callable(given) or isinstance(given, type | Tool):
+        raise ConfigError(f"a tool is made of a function, not of {given!r}")
+
+
+def _check_options(tool_name: str, timeout: object, queue: object) -> None:
+    if timeout is not None and not is_duration(timeout):
+        raise ConfigError(f"tool {tool_name!r}: timeout must be a positive number of seconds, not {timeout!r}")
+    if queue is not None and not (isinstance(queue, str) and _QUEUE.fullmatch(queue)):
+        raise ConfigError(f"tool {tool_name!r}: queue {queue!r}: use letters, digits, '.', '-' and '_'")
+
+
+def is_duration(seconds: object) -> bool:
+    """Whether it is a number of seconds that something may take."""
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < float("inf")
+
+
+def check_name(kind: str, name: object) -> None:
     """Raises ConfigError when ``name`` is not one that every provider takes."""
-    if not NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise ConfigError(
             f"{kind} {name!r}: use letters, digits, _ and -, at most 64, not starting with a digit",
             name=name,

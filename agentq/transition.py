@@ -1,4 +1,4 @@
-"""The whole state machine: ``decide(snapshot, outcome)`` says what a step changed and what comes next. No I/O, no clock."""
+"""The state machine: ``decide(snapshot, outcome)`` says what a step changed and what comes next. No I/O, no clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class PlannedCall:
 class Output:
     """A structured answer: ``value`` when it fits the schema, ``problem`` when not.
 
-    ``index`` is the call it came in, None when it came as text.
+    ``index`` is the call it came in (one of those that are taken), None when it came as text.
     """
 
     value: Any = None
@@ -86,7 +86,7 @@ class BatchOpened:
 
 @dataclass(frozen=True)
 class CallsFinished:
-    """Every call has its result. ``results`` are those this step brings; ``fatal`` is a tool's fault that ends the run."""
+    """Every call has its result: ``results`` are those of this step. ``fatal`` is a tool's fault that ends the run."""
 
     results: tuple[tuple[int, ToolResult], ...] = ()
     fatal: ErrorInfo | None = None
@@ -123,7 +123,7 @@ Outcome = (
 class Transition:
     """The change as a value; storage applies it only if seq and lease still match.
 
-    ``messages`` are (position, message) pairs; ``opened`` are new calls, ``closed`` indexes of calls that came back;
+    ``messages`` are (position, message) pairs; ``opened`` are new calls, ``closed`` the results of old and new ones;
     ``delay_secs`` is when the next step is due (None: not by time); ``approvals`` are the calls put before a person.
     """
 
@@ -149,9 +149,9 @@ _ALLOWED: dict[Phase, tuple[type, ...]] = {
 }
 
 
-def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:
+def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:  # noqa: C901 - one line an outcome
     """What follows from ``outcome`` in ``snapshot``. Raises UnexpectedOutcomeError where the pair makes no sense."""
-    if snapshot.is_terminal or not isinstance(outcome, _ALLOWED[snapshot.phase]):
+    if not _fits(snapshot, outcome):
         raise UnexpectedOutcomeError(f"{type(outcome).__name__} in {snapshot.status}/{snapshot.phase}")
     snapshot = replace(snapshot, seq=snapshot.seq + 1, status="running")
     match outcome:
@@ -166,7 +166,7 @@ def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:
         case Decided():
             return _go(snapshot, "tools") if snapshot.pending else _next_turn(snapshot)
         case BatchOpened():
-            return Transition(snapshot)
+            return Transition(snapshot) if snapshot.pending else _next_turn(snapshot)
         case CallsFinished():
             return _calls_finished(snapshot, outcome)
         case HookEnded():
@@ -177,6 +177,20 @@ def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:
             return _end(snapshot, _CANCELLED)
         case _:
             assert_never(outcome)
+
+
+def _fits(snapshot: Snapshot, outcome: Outcome) -> bool:
+    if snapshot.is_terminal or not isinstance(outcome, _ALLOWED[snapshot.phase]):
+        return False
+    if isinstance(outcome, Reviewed | Decided):
+        # Nobody is asked twice, and nothing runs because of a decision that nobody was asked for.
+        return (snapshot.status == "waiting") == isinstance(outcome, Decided)
+    if isinstance(outcome, CallsFinished | HookEnded):
+        back, still_out = [index for index, _ in outcome.results], {call.index for call in snapshot.pending}
+        answered_once = len(set(back)) == len(back) and still_out.issuperset(back)
+        all_back = isinstance(outcome, HookEnded) or outcome.fatal is not None or still_out == set(back)
+        return answered_once and all_back
+    return True
 
 
 def _go(snapshot: Snapshot, phase: Phase, *, delay_secs: float = 0.0) -> Transition:
@@ -207,11 +221,11 @@ def _replied(snapshot: Snapshot, reply: Replied) -> Transition:
     snapshot = replace(snapshot, turn=snapshot.turn + 1, calls=())
     if reply.message.stop == "blocked":
         snapshot, placed = _append(snapshot, reply.message.model_copy(update={"calls": ()}))
-        return replace(_end(snapshot, Ending(stop_reason="content_filter")), messages=placed)
+        return replace(_end(snapshot, _FILTERED), messages=placed)
     if reply.calls:
         return _called(snapshot, reply)
     if not reply.message.text.strip():
-        return _empty(snapshot)
+        return _empty(snapshot, reply.message)
     return _answered(snapshot, reply)
 
 
@@ -231,17 +245,21 @@ def _answered(snapshot: Snapshot, reply: Replied) -> Transition:
 
 
 def _ask_again(snapshot: Snapshot, placed: tuple[tuple[int, Message], ...], note: UserMessage) -> Transition:
-    snapshot, more = _append(snapshot, note)
+    """The next turn, with a note that says what to do better; none where a limit lets nobody read it."""
     following = _next_turn(snapshot)
-    return replace(following, messages=placed + more + following.messages)
+    if following.ending is not None:
+        return replace(following, messages=placed)
+    noted, more = _append(following.snapshot, note)
+    return replace(following, snapshot=noted, messages=placed + more)
 
 
-def _empty(snapshot: Snapshot) -> Transition:
+def _empty(snapshot: Snapshot, message: AssistantMessage) -> Transition:
     empty = snapshot.progress.empty_replies + 1
     snapshot = _progress(snapshot, empty_replies=empty)
     if empty > MAX_EMPTY_REPLIES:
-        error = ErrorInfo(code="provider_reply_invalid", message=f"the model gave {empty} replies without any content")
-        return _end(snapshot, Ending(error=error))
+        why = "; its output limit cut the last one, so give it more max_tokens" if message.stop == "length" else ""
+        text = f"the model gave {empty} replies without any content{why}"
+        return _end(snapshot, Ending(error=ErrorInfo(code="provider_reply_invalid", message=text)))
     # The empty reply itself is not kept: providers refuse empty assistant turns.
     return _ask_again(snapshot, (), UserMessage(text="Your last reply was empty. Answer, or call a tool."))
 
@@ -277,16 +295,20 @@ def _called(snapshot: Snapshot, reply: Replied) -> Transition:
         for i, call in enumerate(planned)
     )
     settled = tuple((i, call.result) for i, call in enumerate(planned) if call.result)
-    taken = min(len(planned), MAX_CALLS_PER_REPLY)
-    used = snapshot.progress.tool_calls
-    snapshot = replace(_progress(snapshot, tool_calls=used + taken, empty_replies=0), calls=opened)
-    following = _after_reply(snapshot, reply.output, over_limit=used + taken > snapshot.limits.tool_calls)
+    following = _after_reply(replace(_progress(snapshot, empty_replies=0), calls=opened), reply.output)
+    closed = settled + following.closed
     return replace(
         following,
-        opened=opened,
+        opened=_closed(opened, closed),
         messages=placed + _as_messages(opened, settled) + following.messages,
-        closed=following.closed,
+        closed=closed,
     )
+
+
+def _closed(opened: tuple[OpenCall, ...], closed: tuple[tuple[int, ToolResult], ...]) -> tuple[OpenCall, ...]:
+    """New calls as they are stored: those that came back in the same step are done."""
+    back = {index for index, _ in closed}
+    return tuple(replace(call, status="done") if call.index in back else call for call in opened)
 
 
 def _planned(index: int, call: PlannedCall, reply: Replied) -> PlannedCall:
@@ -307,15 +329,19 @@ def _result(call: PlannedCall | OpenCall, code: str, text: str) -> ToolResult:
     return ToolResult(call_id=call.call_id, name=call.tool, status="error", code=code, text=text)
 
 
-def _after_reply(snapshot: Snapshot, output: Output | None, *, over_limit: bool) -> Transition:
+def _after_reply(snapshot: Snapshot, output: Output | None) -> Transition:
     if output is not None and output.problem is None:
         return _end(snapshot, Ending(stop_reason="output", output=output.value))
     if output is not None and output.problem is not None:
         snapshot, failure = _count_invalid(snapshot, output.problem)
         if failure:
             return _end(snapshot, failure)
-    if over_limit:
-        return _end(snapshot, _limit("tool_calls", snapshot.limits.tool_calls))
+    asked = sum(call.kind != "output" for call in snapshot.calls[:MAX_CALLS_PER_REPLY])
+    used = snapshot.progress.tool_calls
+    if used + asked > snapshot.limits.tool_calls:
+        # All or none: a model that asked for five things together may not get along with the first two.
+        return _end(snapshot, _limit("tool_calls", snapshot.limits.tool_calls, used=used, asked=asked))
+    snapshot = _progress(snapshot, tool_calls=used + asked)
     if not snapshot.pending:
         return _next_turn(snapshot)
     return _go(snapshot, "review" if any(call.needs_approval for call in snapshot.pending) else "tools")
@@ -341,7 +367,9 @@ def _model_failed(snapshot: Snapshot, failure: ModelFailed) -> Transition:
     if progress.model_index + 1 < failure.models and _may_fall_back(failure.error.code):
         fallback = _progress(snapshot, model_index=progress.model_index + 1, model_tries=0)
         return replace(_go(fallback, "model"), note=note)
-    return replace(_end(snapshot, Ending(error=failure.error)), note=note)
+    # A provider that filters the question says so with an error, one that filters the answer with a reply.
+    filtered = failure.error.code == "provider_content_filtered"
+    return replace(_end(snapshot, _FILTERED if filtered else Ending(error=failure.error)), note=note)
 
 
 def _may_fall_back(code: str) -> bool:
@@ -353,9 +381,9 @@ def _may_fall_back(code: str) -> bool:
 
 
 def _reviewed(snapshot: Snapshot, reviewed: Reviewed) -> Transition:
-    if not reviewed.gated:
-        return _go(snapshot, "tools")
     gated = tuple(call for call in snapshot.pending if call.index in reviewed.gated)
+    if not gated:
+        return _go(snapshot, "tools")
     return Transition(replace(snapshot, status="waiting"), approvals=gated)
 
 
@@ -375,9 +403,11 @@ def _next_turn(snapshot: Snapshot) -> Transition:
     return _go(replace(snapshot, calls=()), "recall")
 
 
-def _limit(name: str, value: int) -> Ending:
-    details = {"limit": name, "value": value}
+def _limit(name: str, value: int, **more: int) -> Ending:
     message = f"the run reached its limit of {value} {name.replace('_', ' ')}"
+    if more:
+        message += f": {more['used']} were made and the model asked for {more['asked']} more"
+    details = {"limit": name, "value": value, **more}
     return Ending(error=ErrorInfo(code="limit_exceeded", message=message, details=details))
 
 
@@ -409,17 +439,20 @@ def _settle(
 def cancel(transition: Transition) -> Transition:
     """The same step, but the run ends with it: what the step brought is kept, nothing follows."""
     ended = _end(replace(transition.snapshot, status="running"), _CANCELLED)
+    closed = transition.closed + ended.closed
     return replace(
         transition,
         snapshot=ended.snapshot,
         messages=transition.messages + ended.messages,
-        closed=transition.closed + ended.closed,
+        opened=_closed(transition.opened, closed),
+        closed=closed,
         approvals=(),
         delay_secs=None,
         ending=ended.ending,
     )
 
 
+_FILTERED = Ending(stop_reason="content_filter")
 _CANCELLED = Ending(error=ErrorInfo(code="cancelled", message="the run was cancelled"))
 
 

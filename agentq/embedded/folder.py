@@ -85,6 +85,8 @@ class MessageFolder:
 
     def unbind(self, exchange: str, binding: Binding) -> None:
         self._binding(exchange, binding).unlink(missing_ok=True)
+        with suppress(OSError):  # others are bound to it
+            self._exchange(exchange).rmdir()
 
     def bindings(self, exchange: str) -> list[Binding]:
         """The bindings of the exchange, without those of queues that have expired: they are removed."""

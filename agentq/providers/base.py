@@ -18,7 +18,7 @@ class ToolSpec:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """One model call in neutral words. ``settings`` are sent as they are (temperature, max_tokens, …); none is invented.
+    """One model call in neutral words. ``settings`` go out as they are (temperature, max_tokens, …); none is invented.
 
     ``timeout_secs`` bounds the whole call, connecting and reading included.
     """

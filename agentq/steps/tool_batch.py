@@ -90,15 +90,15 @@ def _run(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lea
 
 def _success(asked: ToolCall, tool: Tool, call: OpenCall, ctx: RunContext, lease: Lease) -> ToolResult:
     arguments = tool.bind(tool.parameters.parse(asked.arguments), ctx)
-    value = invoke(tool.function, arguments, timeout_secs=call.timeout_secs, cancelled=lease.cancelled)
-    return ToolResult(call_id=asked.id, name=asked.name, text=to_text(value))
+    text = invoke(tool.function, arguments, to_text, timeout_secs=call.timeout_secs, cancelled=lease.cancelled)
+    return ToolResult(call_id=asked.id, name=asked.name, text=text)
 
 
 def _failed(asked: ToolCall, agent: AgentSpec, error: BaseException) -> CallDone:
     logger.info("tool %s raised %s", asked.name, type(error).__name__)
     logger.debug("tool %s", asked.name, exc_info=error)
     rule = agent.on_tool_exception
-    text = _shown(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
+    text = _shown(": ".join(filter(None, (type(error).__name__, _message(error)))))
     if callable(rule) and isinstance(error, Exception):
         try:
             text = _shown(str(rule(error)))
@@ -113,8 +113,15 @@ def _failed(asked: ToolCall, agent: AgentSpec, error: BaseException) -> CallDone
     return CallDone(result)
 
 
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def _shown(text: str) -> str:
-    return cut(clean(text), _MESSAGE_CHARS) or "the tool failed"
+    return cut(clean(text), _MESSAGE_CHARS) if text.strip() else "the tool failed"
 
 
 def timed_out(call: OpenCall) -> ToolResult:

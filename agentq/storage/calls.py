@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 from agentq.errors import LeaseLost
 from agentq.messages import ToolMessage, ToolResult
 from agentq.run import OpenCall, Snapshot
-from agentq.storage.rows import SNAPSHOT_COLUMNS, CallRef, Claim, to_snapshot
+from agentq.storage.rows import SNAPSHOT_COLUMNS, CallRef, Claim, to_claim, to_open_call, to_snapshot
 from agentq.storage.steps import NO_FSYNC, NewEvent, add_events, add_result, open_calls
 from agentq.wire import CallMessage
 
@@ -24,10 +24,11 @@ _CLAIM = text(f"""
         status = 'running', lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs),
         worker = :worker, sweep_at = now() + make_interval(secs => :lease_secs), attempt = c.attempt + 1,
         claimed_at = now()
-    FROM fast, agentq.runs r
-    WHERE r.id = :run_id AND r.seq = :seq AND NOT r.cancel_requested
-        AND c.run_id = r.id AND c.turn = r.turn AND c.index = :index AND c.status = 'announced'
-    RETURNING {_RUN}, {_CALL}
+    FROM fast, (
+        -- A cancel that ends the run waits for this lock, and then sees the call as running.
+        SELECT * FROM agentq.runs WHERE id = :run_id AND seq = :seq AND NOT cancel_requested FOR KEY SHARE) r
+    WHERE c.run_id = r.id AND c.turn = r.turn AND c.index = :index AND c.status = 'announced'
+    RETURNING {_RUN}, {_CALL}, false AS overdue
 """)
 _TAKE_OVER = text(f"""
     UPDATE agentq.tool_calls c SET
@@ -100,30 +101,7 @@ def take_over(connection: Connection, ref: CallRef, *, lease_secs: float) -> Cla
 
 
 def _claimed(row: Any, token: UUID) -> ClaimedCall | None:
-    if row is None:
-        return None
-    call = OpenCall(
-        index=row.call_index,
-        position=row.position,
-        call_id=row.call_id,
-        tool=row.tool,
-        kind=row.kind,
-        queue=row.queue,
-        timeout_secs=row.timeout_secs,
-        idempotent=row.idempotent,
-        needs_approval=row.needs_approval,
-        status=row.call_status,
-    )
-    claimed = Claim(
-        row.id,
-        row.seq,
-        token,
-        row.attempt,
-        worker=row.worker,
-        restarted=bool(row.restarted),
-        overdue=bool(getattr(row, "overdue", False)),
-    )
-    return ClaimedCall(claimed, to_snapshot(row), call)
+    return None if row is None else ClaimedCall(to_claim(row, token), to_snapshot(row), to_open_call(row))
 
 
 def rearm(connection: Connection, claimed: ClaimedCall) -> CallMessage | None:

@@ -37,7 +37,12 @@ class Database:
         self._pid = 0
 
     def __repr__(self) -> str:
-        return f"Database({self.url.render_as_string(hide_password=True)})"
+        return f"Database({self.shown_url})"
+
+    @property
+    def shown_url(self) -> str:
+        """The URL for people: without its password."""
+        return self.url.set(drivername="postgresql").render_as_string(hide_password=True)
 
     @property
     def engine(self) -> Engine:
@@ -94,7 +99,7 @@ class Database:
         if state in (_UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _UNDEFINED_COLUMN):
             return SchemaOutdatedError("the database has no current agentq schema; run: agentq db upgrade")
         if isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated:
-            where = self.url.render_as_string(hide_password=True)
+            where = self.shown_url
             reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
             return UnavailableError(
                 f"Postgres at {where} cannot be used: {reason}; check AGENTQ_DATABASE_URL", url=where

@@ -55,6 +55,9 @@ def insert(connection: Connection, new: NewRun) -> str:
     """
     position = None
     if new.thread_id is not None:
+        connection.execute(_THREAD, {"id": new.thread_id})
+        connection.execute(_LOCK_THREAD, {"id": new.thread_id})
+        # Asked under the lock: the run with this key may be the one that keeps the thread busy.
         if new.idempotency_key is not None and (same := _same(connection, new)):
             return same
         position = _next_position(connection, new.thread_id)
@@ -93,8 +96,6 @@ def _same(connection: Connection, new: NewRun) -> str | None:
 
 
 def _next_position(connection: Connection, thread_id: str) -> int:
-    connection.execute(_THREAD, {"id": thread_id})
-    connection.execute(_LOCK_THREAD, {"id": thread_id})
     latest = connection.execute(_LATEST, {"id": thread_id}).first()
     if latest is None:
         return 0

@@ -42,7 +42,20 @@ _WORKERS = text("""
 """)
 
 
+_SERVER = text("""
+    SELECT CAST(current_setting('server_version_num') AS int) AS version,
+        CAST(current_setting('max_connections') AS int)
+        - CAST(current_setting('superuser_reserved_connections') AS int) AS connections
+""")
 _AGENTS = text("SELECT name FROM agentq.agents ORDER BY name")
+
+
+@dataclass(frozen=True)
+class Server:
+    """The database server: its version as a number such as 170002, and how many connections it gives to us."""
+
+    version: int
+    connections: int
 
 
 @dataclass(frozen=True)
@@ -129,3 +142,9 @@ def workers(connection: Connection, *, alive_secs: float = 45.0) -> list[Worker]
 def known_agents(connection: Connection) -> tuple[str, ...]:
     """Every agent that a worker ever had."""
     return tuple(connection.execute(_AGENTS).scalars())
+
+
+def server(connection: Connection) -> Server:
+    """What the server says of itself; works without our schema."""
+    row = connection.execute(_SERVER).one()
+    return Server(row.version, row.connections)

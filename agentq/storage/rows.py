@@ -16,7 +16,8 @@ SNAPSHOT_COLUMNS = (
     "id, agent, status, phase, seq, turn, depth, progress, context, message_count, cancel_requested, thread_id, attempt"
 )
 CALL_COLUMNS = (
-    "index AS call_index, position, call_id, tool, kind, queue, timeout_secs, idempotent, needs_approval, status"
+    "index AS call_index, position, call_id, tool, kind, queue, timeout_secs, idempotent, needs_approval, "
+    "status AS call_status"
 )
 
 
@@ -84,7 +85,19 @@ def to_open_call(row: Row[Any]) -> OpenCall:
         timeout_secs=row.timeout_secs,
         idempotent=row.idempotent,
         needs_approval=row.needs_approval,
-        status=row.status,
+        status=row.call_status,
+    )
+
+
+def to_claim(row: Row[Any], token: UUID) -> Claim:
+    return Claim(
+        row.id,
+        row.seq,
+        token,
+        row.attempt,
+        worker=row.worker,
+        restarted=bool(row.restarted),
+        overdue=bool(row.overdue),
     )
 
 

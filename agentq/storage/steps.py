@@ -11,7 +11,7 @@ from agentq.errors import LeaseLost
 from agentq.limits import MAX_LANES
 from agentq.messages import Message, ToolMessage, load_message
 from agentq.run import OpenCall, Snapshot
-from agentq.storage.rows import CALL_COLUMNS, SNAPSHOT_COLUMNS, Claim, dump, to_open_call, to_snapshot
+from agentq.storage.rows import CALL_COLUMNS, SNAPSHOT_COLUMNS, Claim, dump, to_claim, to_open_call, to_snapshot
 from agentq.transition import Transition
 from agentq.wire import CallMessage, StepMessage
 
@@ -87,16 +87,7 @@ def _claimed(connection: Connection, row: Any, token: UUID) -> tuple[Claim, Snap
     if row is None:
         return None
     calls = open_calls(connection, row.id, row.turn) if row.phase in ("review", "tools") else ()
-    claimed = Claim(
-        row.id,
-        row.seq,
-        token,
-        row.attempt,
-        worker=row.worker,
-        restarted=bool(row.restarted),
-        overdue=bool(row.overdue),
-    )
-    return claimed, to_snapshot(row, calls)
+    return to_claim(row, token), to_snapshot(row, calls)
 
 
 def release(

@@ -276,3 +276,42 @@ def test_what_carries_a_batch_are_ids_only(database: Database) -> None:
     for sent in drain.sent:
         parts = [*sent.lanes, sent.body] if isinstance(sent, BatchMessage) else [sent]
         assert all(isinstance(part, StepMessage | CallMessage) and part.run_id == handle.id for part in parts)
+
+
+def test_a_tool_whose_exception_cannot_be_printed_is_run_once(database: Database) -> None:
+    ran: list[int] = []
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    @tool
+    def mute() -> None:
+        """Raise it."""
+        ran.append(1)
+        raise Mute
+
+    for calls in (1, 3):
+        ran.clear()
+        drain = Drain(database, test := Agent("test", model=Scripted([[Call("mute")] * calls, "done"]), tools=[mute]))
+        handle = drain.enqueue(test)
+        drain.work()
+        assert handle.result().text == "done"
+        assert [(r.code, r.text) for r in results(handle)] == [("tool_failed", "Mute")] * calls
+        assert len(ran) == calls
+
+
+def test_a_cancelled_run_says_of_a_call_lost_with_its_worker_that_it_may_have_taken_effect(database: Database) -> None:
+    for calls in (1, 3):
+        world = World()
+        test = world.agent(idempotent=True, calls=calls)
+        drain = Drain(database, test, probe=die_once("effect", "tools" if calls == 1 else "call"))
+        handle = drain.enqueue(test)
+        with pytest.raises(Died):
+            drain.work()
+        handle.cancel()
+        drain.age(20)
+        drain.sweep()
+        drain.work()
+        assert handle.status() == "cancelled"
+        assert [r.code for r in results(handle)] == ["interrupted"] + ["cancelled"] * (calls - 1)

@@ -615,3 +615,10 @@ def test_calls_with_the_same_id_or_none_run_once_each_and_keep_their_places(data
     answered = results(drain.run(test).messages)
     assert [result.text for result in answered] == ["1", "2", "3"]
     assert len({result.call_id for result in answered}) == 3
+
+
+def test_the_same_key_on_a_busy_thread_gives_the_run_that_keeps_it_busy(database: Database) -> None:
+    drain = Drain(database, test := agent("one"))
+    thread = test.thread("t1")
+    first = thread.enqueue("one", client=drain.client, idempotency_key="k")
+    assert thread.enqueue("one", client=drain.client, idempotency_key="k").id == first.id

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from agentq import Handle, ToolMessage
+from agentq.config import Settings
 from tests.waiting import eventually
 from tests.workers.fleet import Fleet, seconds_since
 
@@ -34,6 +35,19 @@ def test_a_killed_model_call_is_made_again_by_the_other_worker(redis_fleet: Flee
     assert handle.result().text == "done"
     assert len(redis_fleet.calls("begin")) == 2
     assert "step.recovered" in [event.type for event in handle.events(follow=False)]
+
+
+def test_with_the_default_lease_a_killed_step_is_done_by_another_worker_within_twenty_seconds(
+    redis_fleet: Fleet,
+) -> None:
+    redis_fleet.lease_secs = Settings().lease_secs
+    first = redis_fleet.start("steps")
+    handle = redis_fleet.client.enqueue("slow_model", "go")
+    redis_fleet.began()
+    redis_fleet.start("steps")
+    since = time.monotonic()
+    first.kill()
+    recovered(handle, since)
 
 
 def test_a_killed_unsafe_tool_is_reported_as_interrupted_and_not_run_again(redis_fleet: Fleet) -> None:

@@ -1,6 +1,7 @@
 """What happens when a worker starts, forks and stops."""
 
 import os
+import socket
 import sys
 from typing import Any
 
@@ -31,25 +32,16 @@ def attach(app: Celery, runtime: Runtime) -> None:
             self.sweeper.stop()
 
     app.steps["worker"].add(Sweep)
-    worker_init.connect(_take_name(app, runtime), weak=False)
     worker_init.connect(_before_start(app, runtime), weak=False)
     worker_process_init.connect(lambda **_: runtime.after_fork(), weak=False)
-
-
-def _take_name(app: Celery, runtime: Runtime) -> Any:
-    """The node's name, which the pool's children inherit: events and leases then say which worker it was."""
-
-    def name(sender: Any = None, **_: Any) -> None:
-        if getattr(sender, "app", None) is app:
-            runtime.name = f"{sender.hostname}:{os.getpid()}"
-
-    return name
 
 
 def _before_start(app: Celery, runtime: Runtime) -> Any:
     def check(sender: Any = None, **_: Any) -> None:
         if getattr(sender, "app", app) is not app:
             return
+        # Before the fork, so that the leases and events of the pool's children say which worker it was.
+        runtime.name = f"{getattr(sender, 'hostname', socket.gethostname())}:{os.getpid()}"
         try:
             migrate.check(runtime.database)
         except AgentqError as error:

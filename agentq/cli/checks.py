@@ -1,0 +1,204 @@
+"""What the doctor looks at. A check gives findings and never raises: whatever goes wrong in it is its finding."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from secrets import token_hex
+from time import monotonic
+from typing import Any, Literal
+
+from celery import Celery
+from kombu import Exchange, Queue
+
+from agentq import producer
+from agentq.agent import AgentSpec
+from agentq.cli.options import settings_of
+from agentq.cli.worker import services
+from agentq.config import Settings, unknown_variables
+from agentq.errors import AgentqError
+from agentq.registry import load_agents
+from agentq.storage import migrate, queries
+from agentq.storage.database import Database
+from agentq_workers.app import tool_queues
+
+OLDEST_POSTGRES = 15
+ROUND_TRIP_SECS = 5.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. ``fix`` is what to do, a command where there is one."""
+
+    status: Literal["OK", "WARN", "FAIL"]
+    check: str
+    message: str
+    fix: str | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the checks look at: settings with real URLs, and the agents named here."""
+
+    settings: Settings
+    agents: Mapping[str, AgentSpec]
+    database: Database
+
+
+def examine(given: Mapping[str, Any], *, agents: str | None = None) -> Iterator[Finding]:
+    """Every finding, as soon as it is made. What depends on something that failed is left out."""
+    with ExitStack() as stack:
+        try:
+            settings = settings_of(given, agents=agents)
+            unknown = [Finding("WARN", "settings", line, "correct or unset it") for line in unknown_variables()]
+            yield from unknown or [Finding("OK", "settings", "every variable is understood")]
+        except AgentqError as error:
+            yield _failed("settings", error)
+            return
+        known: dict[str, AgentSpec] = {}
+        try:
+            known = load_agents(settings.agents)
+        except AgentqError as error:
+            yield _failed("agents", error)
+        try:
+            running = stack.enter_context(services(settings))
+            database = Database(str(running.database_url), pool_size=1)
+        except AgentqError as error:
+            yield _failed("database", error)
+            return
+        stack.callback(database.dispose)
+        yield from _look_around(Site(running, known, database))
+
+
+def _look_around(site: Site) -> Iterator[Finding]:
+    database = _guarded("database", _database, site)
+    yield from database
+    if not _has_failed(database):
+        schema = _guarded("schema", _schema, site)
+        yield from schema
+    broker = _guarded("broker", _broker, site)
+    yield from broker
+    if not _has_failed(broker):
+        yield from _guarded("lease", _lease, site)
+    if not _has_failed(database) and not _has_failed(schema):
+        yield from _guarded("agents", _agents, site)
+        yield from _guarded("queues", _queues, site)
+        yield from _guarded("connections", _connections, site)
+
+
+def _guarded(check: str, look: Callable[[Site], Sequence[Finding]], site: Site) -> Sequence[Finding]:
+    try:
+        return look(site)
+    except Exception as error:
+        return [_failed(check, error)]
+
+
+def _has_failed(findings: Sequence[Finding]) -> bool:
+    return any(finding.status == "FAIL" for finding in findings)
+
+
+def _failed(check: str, error: Exception) -> Finding:
+    if not isinstance(error, AgentqError):
+        first = (str(error).splitlines() or [""])[0]
+        return Finding("FAIL", check, f"{type(error).__name__}: {first}")
+    # Our messages end with the next step: "what is wrong; what to do".
+    what, separator, fix = error.message.rpartition("; ")
+    return Finding("FAIL", check, what, fix.removeprefix("run: ")) if separator else Finding("FAIL", check, fix)
+
+
+def _database(site: Site) -> Sequence[Finding]:
+    with site.database.autocommit() as connection:
+        version = queries.server(connection).version // 10_000
+    where = site.database.shown_url
+    if version < OLDEST_POSTGRES:
+        return [
+            Finding("FAIL", "database", f"{where} is Postgres {version}", f"use Postgres {OLDEST_POSTGRES} or newer")
+        ]
+    return [Finding("OK", "database", f"Postgres {version} at {where}")]
+
+
+def _schema(site: Site) -> Sequence[Finding]:
+    migrate.check(site.database)
+    return [Finding("OK", "schema", f"at {migrate.head()}, which this release needs")]
+
+
+def _broker(site: Site) -> Sequence[Finding]:
+    app = _app(site)
+    producer.check_broker(app)
+    where = app.connection_for_write().as_uri()
+    return [Finding("OK", "broker", f"{where}: there and back in {_round_trip(app):.0f} ms")]
+
+
+def _app(site: Site) -> Celery:
+    return producer.make_app(str(site.settings.broker_url), queue=site.settings.queue)
+
+
+def _round_trip(app: Celery) -> float:
+    """Milliseconds for a message to a queue of our own and back."""
+    name = f"agentq.doctor.{token_hex(4)}"
+    exchange = Exchange(name, durable=False, auto_delete=True)
+    queue: Any = Queue(name, exchange, routing_key=name, durable=False, exclusive=True, auto_delete=True)
+    with app.connection_for_write() as connection:
+        try:
+            with connection.SimpleQueue(queue, no_ack=True) as simple:
+                started = monotonic()
+                simple.put({"doctor": name})
+                simple.get(timeout=ROUND_TRIP_SECS)
+                return (monotonic() - started) * 1000
+        finally:
+            queue(connection.default_channel).delete()
+
+
+def _lease(site: Site) -> Sequence[Finding]:
+    lease = site.settings.lease_secs
+    with _app(site).connection_for_write() as connection:
+        # Only Redis gives a message back after a time; elsewhere the connection's end does it.
+        visibility = getattr(connection.default_channel, "visibility_timeout", None)
+    if visibility is not None and visibility < lease:
+        message = f"Redis gives messages back after {visibility:g} s, before a lease of {lease:g} s ends"
+        return [Finding("WARN", "lease", message, "a visibility_timeout of 3600 in every app on this broker")]
+    message = f"{lease:g} s: a lost worker's step goes on within about {lease + 3:g} s"
+    return [Finding("OK", "lease", message)]
+
+
+def _agents(site: Site) -> Sequence[Finding]:
+    with site.database.autocommit() as connection:
+        workers = queries.workers(connection)
+        ever = queries.known_agents(connection)
+    served = {agent for worker in workers for agent in worker.agents}
+    lost = sorted(set(site.agents) - served)
+    if not site.agents and not ever:
+        fix = "agentq worker --agents my_agents.py, or set AGENTQ_AGENTS"
+        return [Finding("WARN", "agents", "none is known: no worker ever had one, and AGENTQ_AGENTS names none", fix)]
+    if workers and lost:
+        return [Finding("WARN", "agents", f"no running worker has {', '.join(lost)}", "restart the workers")]
+    return [Finding("OK", "agents", ", ".join(sorted(set(site.agents) | set(ever))))]
+
+
+def _queues(site: Site) -> Sequence[Finding]:
+    with site.database.autocommit() as connection:
+        workers = queries.workers(connection)
+    steps, tools = site.settings.queue, tool_queues(site.settings, site.agents.values())
+    findings = []
+    for queue in (steps, *tools):
+        consumers = sum(queue in worker.queues for worker in workers)
+        fix = "agentq worker" if queue in (steps, tools[0]) else f"agentq worker --only tools --queues {queue}"
+        if consumers:
+            findings.append(Finding("OK", "queues", f"{queue}: {consumers} workers"))
+        else:
+            findings.append(Finding("WARN", "queues", f"{queue}: nobody consumes it, its work waits", fix))
+    return findings
+
+
+def _connections(site: Site) -> Sequence[Finding]:
+    with site.database.autocommit() as connection:
+        there = queries.server(connection).connections
+        workers = queries.workers(connection)
+    settings = site.settings
+    # A pool of processes has one for each call at once, and the main one.
+    processes = sum(1 if worker.pool == "thread" else 1 + settings.tool_concurrency for worker in workers)
+    expected = max(processes, 2 + settings.tool_concurrency) * settings.db_pool_size
+    message = f"{len(workers)} workers may open {expected} of {there}"
+    if expected > there:
+        fix = "lower AGENTQ_DB_POOL_SIZE or AGENTQ_TOOL_CONCURRENCY, raise max_connections, or use PgBouncer"
+        return [Finding("WARN", "connections", message, fix)]
+    return [Finding("OK", "connections", message)]

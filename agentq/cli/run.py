@@ -1,0 +1,118 @@
+"""``agentq run``: enqueue one run, wait for it, print its answer."""
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from pydantic_core import to_json
+
+from agentq import producer
+from agentq.cli import options, timeline
+from agentq.cli.output import print_json
+from agentq.cli.program import FAILED, WAITS, say
+from agentq.client import Client, Handle
+from agentq.errors import AgentqError, ErrorInfo, RunCancelledError, RunFailedError
+from agentq.run import Approval, Result
+from agentq.storage import migrate
+
+
+@click.command()
+@click.argument("agent")
+@click.argument("text")
+@click.option("--watch", is_flag=True, help="Print each step on stderr as it is done.")
+@click.option("--wait/--no-wait", default=True, help="Wait for the answer, or print the run's id at once.")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer than this.")
+@click.option("--thread", metavar="ID", help="The conversation that this message continues.")
+@options.tags
+@click.option(
+    "--context", callback=options.json_object, metavar="JSON", help="A JSON object for the tools: ctx.context."
+)
+@click.option("--idempotency-key", metavar="KEY", help="The same key gives the same run, however often it is sent.")
+@options.agents
+@options.as_json
+@click.pass_context
+def run(ctx: click.Context, /, agent: str, text: str, *, places: str | None, as_json: bool, **given: Any) -> None:
+    """Run AGENT with the message TEXT and print its answer.
+
+    A run that waits for a person ends this command with exit code 4 and the commands that approve its calls. When this
+    command is interrupted, the run goes on.
+    """
+    wait, watch, timeout = given.pop("wait"), given.pop("watch"), given.pop("timeout")
+    with options.client(ctx.obj, places=places) as client:
+        _check_services(client)
+        handle = client.enqueue(agent, text, **given)
+        if not wait:
+            print_json({"run_id": handle.id}) if as_json else click.echo(handle.id)
+            return
+        try:
+            with _timeline(handle) if watch else _silence():
+                result = handle.wait(timeout)
+        except KeyboardInterrupt:
+            say(f"run {handle.id} goes on; see: agentq runs show {handle.id}")
+            raise
+        except (RunFailedError, RunCancelledError) as error:
+            _print_failure(handle, error, as_json=as_json)
+            ctx.exit(FAILED)
+        _print_result(result, as_json=as_json)
+    ctx.exit(WAITS if result.stop_reason == "needs_approval" else 0)
+
+
+def _check_services(client: Client) -> None:
+    """Before anything is written: a run that nobody hears of would start only when the next worker looks for it."""
+    migrate.check(client.database)
+    producer.check_broker(producer.make_app(str(client.settings.broker_url), queue=client.settings.queue))
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def _timeline(handle: Handle) -> Iterator[None]:
+    """Follow the run's events on stderr, beside the wait that knows about timeouts and missing workers."""
+
+    def follow() -> None:
+        try:
+            for event in handle.events():
+                click.echo(timeline.line(event), err=True)
+        except AgentqError:
+            return  # the wait says what is wrong
+
+    thread = threading.Thread(target=follow, name="agentq-watch", daemon=True)
+    thread.start()
+    yield
+    thread.join(timeout=2)
+
+
+def _print_result(result: Result, *, as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+    elif result.stop_reason == "needs_approval":
+        say(f"run {result.run_id} waits for a person")
+        print_approvals(result.approvals)
+    elif result.text is not None:
+        click.echo(result.text)
+    elif result.output is not None:
+        click.echo(to_json(result.output, fallback=str).decode())
+
+
+def print_approvals(approvals: Iterable[Approval], *, err: bool = True) -> None:
+    """Each waiting call with the commands that decide on it."""
+    for approval in approvals:
+        ids = f"{approval.run_id} {approval.call_id}"
+        click.echo(f"  {approval.tool} {approval.arguments}", err=err)
+        click.echo(f"    agentq approvals approve {ids}", err=err)
+        click.echo(f"    agentq approvals reject {ids} --reason '…'", err=err)
+
+
+def _print_failure(handle: Handle, error: AgentqError, *, as_json: bool) -> None:
+    if as_json:
+        info = ErrorInfo(code=error.code, message=error.message, details=error.details)
+        print_json({"run_id": handle.id, "status": handle.status(), "error": info})
+    if isinstance(error, RunCancelledError):
+        say(error.message)
+    else:
+        say(f"run {handle.id} failed: {error.message} ({error.code}); see: agentq runs show {handle.id}")

@@ -1,0 +1,143 @@
+"""``agentq runs``: what runs there are, what one did, and ending it."""
+
+from dataclasses import asdict
+from typing import Any, get_args
+
+import click
+from pydantic_core import to_json
+
+from agentq.cli import options, timeline
+from agentq.cli.output import age, local, paint, paint_status, print_json, print_table
+from agentq.cli.run import print_approvals
+from agentq.client import Handle
+from agentq.messages import AssistantMessage, Message, ToolMessage
+from agentq.run import Run, Status
+
+
+@click.group()
+def runs() -> None:
+    """List, show and cancel runs."""
+
+
+@runs.command()
+@click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status.")
+@click.option("--agent", help="Only runs of this agent.")
+@options.tags
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@click.option("--before", metavar="RUN", help="The page after this one: the last run you have seen.")
+@options.as_json
+@click.pass_obj
+def ls(given: dict[str, Any], /, *, as_json: bool, **filters: Any) -> None:
+    """List runs, the newest first."""
+    with options.client(given) as client:
+        found = client.runs(**filters)
+    if as_json:
+        for run in found:
+            print_json(run)
+        return
+    head = ("RUN", "STATUS", "AGENT", "TURN", "AGE", "TAGS", "END")
+    print_table(head, map(_row, found), status=1)
+
+
+def _row(run: Run) -> tuple[Any, ...]:
+    tags = " ".join(f"{key}={value}" for key, value in run.tags.items())
+    return (run.id, run.status, run.agent, run.turn, age(run.created_at), tags, _end(run))
+
+
+def _end(run: Run) -> str | None:
+    if run.error is not None:
+        return f"{run.error.code}: {run.error.message}"
+    return run.stop_reason
+
+
+@runs.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--messages", is_flag=True, help="The conversation too.")
+@options.as_json
+@click.pass_obj
+def show(given: dict[str, Any], /, *, run_id: str, messages: bool, as_json: bool) -> None:
+    """Show one run: where it stands, what it did, what it waits for."""
+    with options.client(given) as client:
+        handle = client.handle(run_id)
+        run = handle.run()
+        transcript = handle.messages() if messages else None
+        if as_json:
+            more = {} if transcript is None else {"messages": transcript}
+            events, approvals = list(handle.events(follow=False)), client.approvals(run_id=run_id, status=None)
+            print_json(asdict(run) | {"events": events, "approvals": approvals} | more)
+            return
+        _print_run(run)
+        _print_events(handle)
+        if transcript is not None:
+            _print_messages(transcript)
+        _print_outcome(run)
+        print_approvals(client.approvals(run_id=run_id), err=False)
+
+
+def _print_run(run: Run) -> None:
+    tokens = f"{run.usage.input_tokens or 0} tokens in, {run.usage.output_tokens or 0} out"
+    leaving = " (cancel requested)" if run.cancel_requested and not run.is_terminal else ""
+    rows = {
+        "run": run.id,
+        "agent": run.agent,
+        "status": paint_status(run.status) + leaving,
+        "step": None if run.is_terminal else f"{run.seq} {run.phase}, turn {run.turn}, attempt {run.attempt}",
+        "worker": run.worker if run.lease_until else None,
+        "due": local(run.due_at) if run.due_at and not run.is_terminal else None,
+        "created": local(run.created_at),
+        "finished": local(run.finished_at) if run.finished_at else None,
+        "thread": run.thread_id,
+        "parent": run.parent_run_id,
+        "tags": " ".join(f"{key}={value}" for key, value in run.tags.items()),
+        "usage": f"{run.model_calls} model calls, {run.tool_calls} tool calls, {tokens}",
+    }
+    for name, value in rows.items():
+        if value:
+            click.echo(f"{name:<10}{value}")
+
+
+def _print_events(handle: Handle) -> None:
+    click.echo()
+    for event in handle.events(follow=False):
+        click.echo(timeline.line(event))
+
+
+def _print_messages(messages: tuple[Message, ...]) -> None:
+    click.echo()
+    for message in messages:
+        for who, text in _said(message):
+            click.echo(f"{paint(f'{who:<10}', bold=True)}{text}")
+
+
+def _said(message: Message) -> list[tuple[str, str]]:
+    match message:
+        case ToolMessage(result=result):
+            return [("tool", f"{result.name} -> {result.text}")]
+        case AssistantMessage():
+            calls = [("calls", f"{call.name} {call.arguments}") for call in message.calls]
+            return ([("model", message.text)] if message.text else []) + calls
+        case _:
+            return [("user", message.text)]
+
+
+def _print_outcome(run: Run) -> None:
+    if run.error is not None:
+        click.echo(f"\n{paint_status('failed')}: {run.error.message} ({run.error.code})")
+    elif run.text is not None or run.output is not None:
+        click.echo(f"\n{run.text if run.text is not None else to_json(run.output).decode()}")
+
+
+@runs.command()
+@click.argument("run_id", metavar="RUN")
+@click.pass_obj
+def cancel(given: dict[str, Any], /, *, run_id: str) -> None:
+    """End a run: nothing new starts, a call that is running may still come back."""
+    with options.client(given) as client:
+        before = client.handle(run_id).run()
+        status = client.handle(run_id).cancel()
+    if before.is_terminal:
+        click.echo(f"run {run_id} had ended before: {status}")
+    elif status == "cancelled":
+        click.echo(f"run {run_id} is cancelled")
+    else:
+        click.echo(f"run {run_id} ends as soon as its worker hears of it")
