@@ -10,7 +10,7 @@ from agentq.errors import LeaseLost
 from agentq.messages import ToolMessage, ToolResult
 from agentq.run import OpenCall, Snapshot
 from agentq.storage.rows import SNAPSHOT_COLUMNS, CallRef, Claim, to_claim, to_open_call, to_snapshot
-from agentq.storage.steps import NO_FSYNC, NewEvent, add_events, add_result, open_calls
+from agentq.storage.steps import FIRST_PATIENCE, NO_FSYNC, NewEvent, add_events, add_result, open_calls
 from agentq.wire import CallMessage
 
 _RUN = ", ".join(f"r.{name.strip()}" for name in SNAPSHOT_COLUMNS.split(",") if name.strip() != "attempt")
@@ -42,10 +42,10 @@ _TAKE_OVER = text(f"""
     RETURNING {_RUN}, {_CALL},
         old_until - c.claimed_at > make_interval(secs => c.timeout_secs + :lease_secs) AS overdue
 """)
-_REARM = text("""
+_REARM = text(f"""
     UPDATE agentq.tool_calls SET
         status = 'announced', announced_at = now(), lease_token = NULL, lease_until = NULL,
-        sweep_at = now() + interval '10 s'
+        sweep_at = {FIRST_PATIENCE}
     WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_token = :token
     RETURNING queue, timeout_secs
 """)
@@ -62,8 +62,8 @@ _FINISH = text("""
         AND lease_token IS NOT DISTINCT FROM :token
     RETURNING position
 """)
-_ANNOUNCE_NEXT = text("""
-    UPDATE agentq.tool_calls SET status = 'announced', announced_at = now(), sweep_at = now() + interval '10 s'
+_ANNOUNCE_NEXT = text(f"""
+    UPDATE agentq.tool_calls SET status = 'announced', announced_at = now(), sweep_at = {FIRST_PATIENCE}
     WHERE run_id = :run_id AND turn = :turn AND index = (
         SELECT min(index) FROM agentq.tool_calls
         WHERE run_id = :run_id AND turn = :turn AND status = 'pending' AND kind = 'tool')

@@ -10,16 +10,16 @@ from agentq.errors import RunFinishedError, ThreadBusyError
 from agentq.messages import UserMessage
 from agentq.run import Progress
 from agentq.storage.rows import CallRef, dump
-from agentq.storage.steps import NewEvent, add_events
+from agentq.storage.steps import FIRST_PATIENCE, NewEvent, add_events
 from agentq.wire import STEP_QUEUE
 
-_INSERT = text("""
+_INSERT = text(f"""
     INSERT INTO agentq.runs (id, agent, status, phase, seq, turn, depth, progress, context, tags, idempotency_key,
                              thread_id, thread_position, parent_run_id, parent_turn, parent_index, message_count,
                              event_count, queue, due_at, sweep_at)
     VALUES (:id, :agent, 'queued', 'recall', 0, 0, :depth, :progress, :context, CAST(:tags AS jsonb), :idempotency_key,
             :thread_id, :thread_position, :parent_run_id, :parent_turn, :parent_index, 1, 1, :queue,
-            now(), now() + interval '10 s')
+            now(), {FIRST_PATIENCE})
     ON CONFLICT (agent, idempotency_key) DO NOTHING
     RETURNING id
 """)

@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from agentq.storage.rows import CallRef, dump
-from agentq.storage.steps import NO_FSYNC, PATIENCE
+from agentq.storage.steps import NO_FSYNC, patience
 from agentq.wire import CallMessage, StepMessage
 
 _RENEW = text(f"""
@@ -36,15 +36,15 @@ _DUE = text("""
     ORDER BY sweep_at LIMIT :limit
 """)
 _REANNOUNCE_STEP = text(f"""
-    UPDATE agentq.runs SET sweep_at = {PATIENCE}
+    UPDATE agentq.runs SET sweep_at = {patience("due_at")}
     WHERE id = (SELECT id FROM agentq.runs
                 WHERE id = :run_id AND sweep_at <= now() AND lease_token IS NULL AND due_at <= now()
                 FOR UPDATE SKIP LOCKED)
     RETURNING id, seq, queue, timeout_secs
 """)
-_REANNOUNCE_CALL = text("""
+_REANNOUNCE_CALL = text(f"""
     UPDATE agentq.tool_calls c SET
-        sweep_at = now() + least(greatest(now() - announced_at, interval '10 s'), interval '60 s')
+        sweep_at = {patience("announced_at")}
     FROM agentq.runs r
     WHERE r.id = c.run_id AND r.turn = c.turn AND (c.run_id, c.turn, c.index) = (
         SELECT run_id, turn, index FROM agentq.tool_calls

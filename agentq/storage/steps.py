@@ -19,9 +19,16 @@ from agentq.wire import CallMessage, StepMessage
 # (for calls that must not run twice see Claim.restarted).
 NO_FSYNC = "fast AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))"
 
-# How long a wake-up may take to be picked up before the sweep sends it again: at first 10 s, then twice as patient each
+# How long a wake-up may take to be picked up before the sweep sends it again: at first 5 s, then twice as patient each
 # time up to a minute, so that a long backlog is not doubled every few seconds.
-PATIENCE = "now() + least(greatest(now() - coalesce(due_at, now()), interval '10 s'), interval '60 s')"
+PATIENCE_SECS = 5
+FIRST_PATIENCE = f"now() + interval '{PATIENCE_SECS} s'"
+
+
+def patience(since: str) -> str:
+    """The SQL for the sweep's next look at work that has been announced ``since``."""
+    return f"now() + least(greatest(now() - {since}, interval '{PATIENCE_SECS} s'), interval '60 s')"
+
 
 _CLAIM = text(f"""
     WITH {NO_FSYNC}
@@ -42,10 +49,10 @@ _TAKE_OVER = text(f"""
     RETURNING {SNAPSHOT_COLUMNS}, worker, false AS restarted,
         old_until - claimed_at > make_interval(secs => timeout_secs + :lease_secs) AS overdue
 """)
-_RELEASE = text("""
+_RELEASE = text(f"""
     UPDATE agentq.runs SET
         lease_token = NULL, lease_until = NULL, due_at = now() + make_interval(secs => :delay_secs),
-        sweep_at = now() + make_interval(secs => CASE WHEN :delay_secs > 0 THEN :delay_secs ELSE 10 END),
+        sweep_at = now() + make_interval(secs => CASE WHEN :delay_secs > 0 THEN :delay_secs ELSE {PATIENCE_SECS} END),
         attempt = attempt - :forgive, event_count = event_count + :events
     WHERE id = :run_id AND seq = :seq AND lease_token = :token
     RETURNING queue, timeout_secs, event_count
@@ -139,7 +146,7 @@ class Next:
     timeout_secs: float | None = None
 
 
-_COMMIT = text("""
+_COMMIT = text(f"""
     UPDATE agentq.runs SET
         seq = :seq, status = :status, phase = :phase, turn = :turn, progress = :progress,
         message_count = :message_count, event_count = event_count + :events, open_calls = :open_calls,
@@ -147,7 +154,7 @@ _COMMIT = text("""
         due_at = now() + make_interval(secs => :delay_secs),
         sweep_at = CASE WHEN :ended AND parent_run_id IS NOT NULL THEN now()
                         WHEN :delay_secs > 0 THEN now() + make_interval(secs => :delay_secs)
-                        WHEN :delay_secs = 0 THEN now() + interval '10 s' END,
+                        WHEN :delay_secs = 0 THEN {FIRST_PATIENCE} END,
         attempt = 0, lease_token = NULL, lease_until = NULL,
         stop_reason = :stop_reason, output = :output, error = :error,
         updated_at = now(), finished_at = CASE WHEN :ended THEN now() END
@@ -297,7 +304,7 @@ def _many(connection: Connection, statement: Any, rows: list[dict[str, Any]]) ->
 
 
 _ANNOUNCE_FIRST = text(f"""
-    UPDATE agentq.tool_calls SET status = 'announced', announced_at = now(), sweep_at = now() + interval '10 s'
+    UPDATE agentq.tool_calls SET status = 'announced', announced_at = now(), sweep_at = {FIRST_PATIENCE}
     WHERE run_id = :run_id AND turn = :turn AND status = 'pending' AND kind = 'tool' AND index IN (
         SELECT index FROM agentq.tool_calls
         WHERE run_id = :run_id AND turn = :turn AND status = 'pending' AND kind = 'tool'

@@ -89,7 +89,11 @@ class Drain:
             "runs": ("lease_until", "sweep_at", "due_at", "claimed_at"),
             "tool_calls": ("lease_until", "sweep_at", "announced_at", "claimed_at"),
         }
+        # Not back to before the server's start: that means something of its own, see Claim.restarted.
+        aged = "greatest({0} - make_interval(secs => {1}), pg_postmaster_start_time())"
         with self.database.transaction() as connection:
             for table, names in columns.items():
-                changes = ", ".join(f"{name} = {name} - make_interval(secs => {seconds})" for name in names)
+                changes = ", ".join(
+                    f"{name} = case when {name} is not null then {aged.format(name, seconds)} end" for name in names
+                )
                 connection.exec_driver_sql(f"update agentq.{table} set {changes}")
