@@ -1,30 +1,34 @@
 """Durable LLM-agent runs on Celery and Postgres: they survive any crash and wait for people at no cost."""
 
-from agentq.client import Agent, Client, Handle, Thread
-from agentq.context import RunContext
-from agentq.errors import (
-    AgentqError,
-    ApprovalNotPendingError,
-    ConfigError,
-    LimitExceededError,
-    ProviderError,
-    RunCancelledError,
-    RunFailedError,
-    RunFinishedError,
-    RunNotFoundError,
-    SchemaOutdatedError,
-    ThreadBusyError,
-    ToolError,
-    UnavailableError,
-    UnknownAgentError,
-    WaitTimeoutError,
-)
-from agentq.hooks import EndRun, Hooks
-from agentq.limits import Limits
-from agentq.memory import Memory
-from agentq.messages import AssistantMessage, Message, ToolCall, ToolMessage, ToolResult, Usage, UserMessage
-from agentq.run import Approval, Event, Result, Run
-from agentq.tools import Tool, tool
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentq.client import Agent, Client, Handle, Thread
+    from agentq.context import RunContext
+    from agentq.errors import (
+        AgentqError,
+        ApprovalNotPendingError,
+        ConfigError,
+        LimitExceededError,
+        ProviderError,
+        RunCancelledError,
+        RunFailedError,
+        RunFinishedError,
+        RunNotFoundError,
+        SchemaOutdatedError,
+        ThreadBusyError,
+        ToolError,
+        UnavailableError,
+        UnknownAgentError,
+        WaitTimeoutError,
+    )
+    from agentq.hooks import EndRun, Hooks
+    from agentq.limits import Limits
+    from agentq.memory import Memory
+    from agentq.messages import AssistantMessage, Message, ToolCall, ToolMessage, ToolResult, Usage, UserMessage
+    from agentq.run import Approval, Event, Result, Run
+    from agentq.tools import Tool, tool
 
 __version__ = "0.1.0"
 
@@ -67,3 +71,47 @@ __all__ = [
     "WaitTimeoutError",
     "tool",
 ]
+
+# Where the names live. They are imported when they are asked for: importing all takes most of a second, which
+# ``agentq --help`` and a module that only wants ``ToolError`` need not pay.
+_HOMES = {
+    "agentq.client": ("Agent", "Client", "Handle", "Thread"),
+    "agentq.context": ("RunContext",),
+    "agentq.errors": (
+        "AgentqError",
+        "ApprovalNotPendingError",
+        "ConfigError",
+        "LimitExceededError",
+        "ProviderError",
+        "RunCancelledError",
+        "RunFailedError",
+        "RunFinishedError",
+        "RunNotFoundError",
+        "SchemaOutdatedError",
+        "ThreadBusyError",
+        "ToolError",
+        "UnavailableError",
+        "UnknownAgentError",
+        "WaitTimeoutError",
+    ),
+    "agentq.hooks": ("EndRun", "Hooks"),
+    "agentq.limits": ("Limits",),
+    "agentq.memory": ("Memory",),
+    "agentq.messages": ("AssistantMessage", "Message", "ToolCall", "ToolMessage", "ToolResult", "Usage", "UserMessage"),
+    "agentq.run": ("Approval", "Event", "Result", "Run"),
+    "agentq.tools": ("Tool", "tool"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+if not TYPE_CHECKING:  # else every name that does not exist would pass as Any
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'agentq' has no attribute {name!r}")
+        value = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
