@@ -1,9 +1,10 @@
-"""Our requests checked by the official clients' own types, where those clients are installed (they need not be)."""
+"""Our requests checked by the official clients' own types."""
 
 from collections.abc import Iterable
 from typing import Any
 
-import pytest
+from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from pydantic import TypeAdapter
 
 from agentq.messages import AssistantMessage, Message, Reasoning, ToolCall, ToolMessage, ToolResult, UserMessage
@@ -38,15 +39,13 @@ def walk(value: Any) -> Any:
 
 
 def test_a_chat_request_is_one_to_the_official_client() -> None:
-    types = pytest.importorskip("openai.types.chat.completion_create_params")
     request = ModelRequest("m", "Be kind.", TRANSCRIPT, TOOLS, SETTINGS)
     body = openai_chat.request_body(request, "openai", PROFILES["openai"])
-    adapter: TypeAdapter[Any] = TypeAdapter(types.CompletionCreateParamsNonStreaming)
+    adapter: TypeAdapter[Any] = TypeAdapter(CompletionCreateParamsNonStreaming)
     assert walk(adapter.validate_python(body)) == body
 
 
 def test_a_messages_request_is_one_to_the_official_client() -> None:
-    types = pytest.importorskip("anthropic.types.message_create_params")
     body = anthropic.request_body(ModelRequest("m", "Be kind.", TRANSCRIPT, TOOLS, SETTINGS), "anthropic")
-    adapter: TypeAdapter[Any] = TypeAdapter(types.MessageCreateParamsNonStreaming)
+    adapter: TypeAdapter[Any] = TypeAdapter(MessageCreateParamsNonStreaming)
     assert walk(adapter.validate_python(body)) == body

@@ -1,0 +1,32 @@
+"""The agents that the command line's tests run."""
+
+from pydantic import BaseModel
+
+from agentq import Agent, tool
+from agentq.providers.scripted import Call, Scripted
+
+
+class Place(BaseModel):
+    city: str
+
+
+@tool(idempotent=True)
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@tool(queue="agentq_test_cli_gpu")
+def render() -> str:
+    """Render."""
+    return "done"
+
+
+plain = Agent("plain", model=Scripted(["fine"]))
+adder = Agent("adder", model=Scripted([Call("add", {"a": 1, "b": 2}), "three"]), tools=[add])
+gated = Agent(
+    "gated", model=Scripted([Call("add", {"a": 1, "b": 2}, id="call_7"), "over"]), tools=[add], approve=["add"]
+)
+typed = Agent("typed", model=Scripted([Call("final_answer", {"city": "Riga"})]), output=Place)
+failing = Agent("failing", model=Scripted([]))
+slow = Agent("slow", model=Scripted(["late"], delay_secs=3))

@@ -1,0 +1,61 @@
+"""``agentq demo``: what a newcomer sees first."""
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.cli.program import Program, processes_with
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.xdist_group("cli-demo"), pytest.mark.timeout(180), pytest.mark.crash]
+
+
+@pytest.fixture
+def place(program: Program) -> Path:
+    """Where the demo makes its temporary folder; short, for the sake of the server's socket."""
+    folder = Path(tempfile.mkdtemp(prefix="aqd-"))
+    folder.chmod(0o711)
+    program.settings = {"TMPDIR": str(folder)}
+    return folder
+
+
+def test_a_killed_workers_run_is_finished_by_the_other_and_nothing_is_left(program: Program, place: Path) -> None:
+    # Whatever is configured, the demo has a database and a broker of its own.
+    done = program("demo", timeout=120, AGENTQ_DATABASE_URL="postgresql://127.0.0.1:1/x", NO_COLOR="1")
+    assert done.code == 0, done.out + done.err
+    for words in ("kill -9 of worker", "step recovered", "attempt 2", "waits for a person", "approved by", "answers"):
+        assert words in done.out
+    assert "\x1b" not in done.out
+    killed = done.out.partition("kill -9 of worker ")[2][0]
+    resumed = next(line for line in done.out.splitlines() if "attempt 2" in line)
+    assert f"[worker {'B' if killed == 'A' else 'A'}]" in resumed
+    assert processes_with(str(place)) == []
+    assert os.listdir(place) == []
+    place.rmdir()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing(program: Program, place: Path, number: signal.Signals) -> None:
+    demo = program.start("demo")
+    demo.says("Ready after", "enqueued")
+    assert demo.end(number) == 130
+    assert processes_with(str(place)) == []
+    assert os.listdir(place) == []
+    place.rmdir()
+
+
+def test_a_killed_demo_leaves_no_process(program: Program, place: Path) -> None:
+    demo = program.start("demo")
+    demo.says("Ready after")
+    folder = next(place.iterdir())
+    demo.end(signal.SIGKILL)
+    eventually(lambda: not processes_with(str(folder)), within=60, what="no process is left")
+
+
+def test_a_model_without_a_key_is_refused_at_once(program: Program) -> None:
+    done = program("demo", "--model", "openai:gpt-5.2")
+    assert done.code == 2
+    assert "OPENAI_API_KEY" in done.err

@@ -1,0 +1,63 @@
+"""The doctor: one line a check, the fix beside it, and never a traceback."""
+
+from collections.abc import Callable
+from typing import Any
+
+from agentq.storage.database import Database
+from tests.cli.program import Done, Program
+
+
+def statuses(done: Done) -> dict[str, Any]:
+    return {check["check"]: check["status"] for check in done.json["checks"]}
+
+
+def test_without_a_worker_it_warns_of_every_queue_and_names_the_command(
+    installation: Program, database: Database
+) -> None:
+    done = installation("doctor", "--json")
+    assert done.code == 0
+    warned = [check for check in done.json["checks"] if check["status"] == "WARN"]
+    queue = installation.settings["AGENTQ_QUEUE"]
+    assert [check["message"].partition(":")[0] for check in warned] == [queue, f"{queue}.tools", "agentq_test_cli_gpu"]
+    assert all(check["fix"].startswith("agentq worker") for check in warned)
+
+
+def test_an_unreachable_database_and_broker_fail_with_code_3(installation: Program) -> None:
+    away = {
+        "AGENTQ_DATABASE_URL": "postgresql://u:secret@127.0.0.1:1/x",
+        "AGENTQ_BROKER_URL": "redis://:secret@127.0.0.1:1",
+    }
+    done = installation("doctor", "--json", **away)
+    assert done.code == 3
+    assert not done.json["ok"]
+    found = statuses(done)
+    assert (found["database"], found["broker"]) == ("FAIL", "FAIL")
+    assert "secret" not in done.out + done.err
+
+
+def test_a_missing_schema_fails_and_the_fix_is_the_command(
+    installation: Program, new_database_url: Callable[[], str]
+) -> None:
+    done = installation("doctor", "--json", AGENTQ_DATABASE_URL=new_database_url())
+    assert done.code == 3
+    (schema,) = [check for check in done.json["checks"] if check["check"] == "schema"]
+    assert (schema["status"], schema["fix"]) == ("FAIL", "agentq db upgrade")
+
+
+def test_a_mistyped_variable_is_a_warning_with_the_right_name(installation: Program) -> None:
+    out = installation("doctor", AGENTQ_LEASE_SEC="3").out
+    assert "WARN  settings    AGENTQ_LEASE_SEC is not a setting; did you mean AGENTQ_LEASE_SECS?" in out
+
+
+def test_a_wrong_setting_is_a_failure(installation: Program) -> None:
+    done = installation("doctor", "--json", AGENTQ_LEASE_SECS="0")
+    assert (done.code, statuses(done)) == (3, {"settings": "FAIL"})
+
+
+def test_agents_that_cannot_be_imported_fail_beside_the_other_checks(installation: Program) -> None:
+    found = statuses(installation("doctor", "--json", "--agents", "nowhere.py"))
+    assert (found["agents"], found["database"], found["broker"]) == ("FAIL", "OK", "OK")
+
+
+def test_the_round_trip_works_on_each_broker(installation: Program, broker_url: str) -> None:
+    assert statuses(installation("doctor", "--json", AGENTQ_BROKER_URL=broker_url))["broker"] == "OK"

@@ -1,0 +1,179 @@
+"""Running agents from the command line, and looking at what they did, with a worker that serves them."""
+
+import signal
+from typing import Any
+
+import pytest
+
+from tests.cli.program import Done, Program
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.xdist_group("cli-served")
+
+
+def enqueue(served: Program, agent: str, *words: str) -> str:
+    done = served("run", agent, "hi", "--no-wait", *words)
+    assert done.code == 0, done.err
+    return done.out.strip()
+
+
+def show(served: Program, run_id: str) -> Any:
+    return served("runs", "show", run_id, "--json", "--messages").json
+
+
+def wait_for(served: Program, run_id: str, status: str) -> Any:
+    return eventually(lambda: (run := show(served, run_id))["status"] == status and run, what=status)
+
+
+# -- run --
+
+
+def test_the_answer_and_nothing_else_is_on_stdout(served: Program) -> None:
+    assert served("run", "plain", "hi") == Done(0, "fine\n", "")
+
+
+def test_watching_prints_each_step_on_stderr(served: Program) -> None:
+    done = served("run", "adder", "1 + 2", "--watch")
+    assert (done.code, done.out) == (0, "three\n")
+    lines = done.err.splitlines()
+    assert "enqueued" in lines[0]
+    assert any("tools" in line and "add" in line for line in lines)
+    assert "completed" in lines[-1]
+
+
+def test_an_answer_with_a_form_is_json(served: Program) -> None:
+    assert served("run", "typed", "where").json == {"city": "Riga"}
+
+
+def test_json_is_one_object_with_the_whole_result(served: Program) -> None:
+    result = served("run", "adder", "1 + 2", "--json").json
+    assert (result["status"], result["stop_reason"], result["text"]) == ("completed", "final_answer", "three")
+    assert [message["role"] for message in result["messages"]] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_a_run_that_fails_is_code_1_with_its_code_on_stderr(served: Program) -> None:
+    done = served("run", "failing", "hi", "--json")
+    assert done.code == 1
+    assert done.json["error"]["code"] == "provider_request_rejected"
+    (line,) = done.err.splitlines()
+    assert "(provider_request_rejected)" in line
+
+
+def test_a_run_that_waits_for_a_person_is_code_4_with_the_command_that_approves(served: Program) -> None:
+    done = served("run", "gated", "hi")
+    assert (done.code, done.out) == (4, "")
+    approve = next(line.split() for line in done.err.splitlines() if "approvals approve" in line)
+    assert served(*approve[1:]).code == 0
+    assert wait_for(served, approve[3], "completed")["text"] == "over"
+
+
+def test_not_to_wait_prints_the_runs_id(served: Program) -> None:
+    assert served("run", "plain", "hi", "--no-wait", "--json").json["run_id"].startswith("run_")
+    assert enqueue(served, "plain").startswith("run_")
+
+
+def test_a_timeout_is_code_124_and_the_run_goes_on(served: Program) -> None:
+    done = served("run", "slow", "hi", "--timeout", "0.2")
+    assert done.code == 124
+    assert "goes on" in done.err
+
+
+def test_ctrl_c_is_code_130_and_the_run_goes_on(served: Program) -> None:
+    started = served.start("run", "slow", "hi", "--watch")
+    started.says("enqueued")
+    assert started.end(signal.SIGINT) == 130
+    assert "goes on" in started.text()
+
+
+def test_the_same_key_is_the_same_run(served: Program) -> None:
+    first, second = (enqueue(served, "plain", "--idempotency-key", "mail-812") for _ in range(2))
+    assert first == second
+
+
+def test_a_thread_continues(served: Program) -> None:
+    assert served("run", "plain", "hi", "--thread", "ticket-1").code == 0
+    # The script has one step, and the reply of the first run counts: the second one saw it.
+    assert served("run", "plain", "hi", "--thread", "ticket-1").code == 1
+
+
+def test_an_agent_known_to_workers_only_can_be_run(served: Program) -> None:
+    assert served("run", "plain", "hi", AGENTQ_AGENTS="").out == "fine\n"
+
+
+# -- runs --
+
+
+def test_runs_are_listed_newest_first_as_one_object_a_line(served: Program) -> None:
+    ids = [enqueue(served, "plain", "--tag", "customer=42", "--tag", "list=yes") for _ in range(3)]
+    listed = served("runs", "ls", "--tag", "list=yes", "--tag", "customer=42", "--limit", "2", "--json").lines
+    assert [run["id"] for run in listed] == ids[:0:-1]
+    rest = served("runs", "ls", "--tag", "list=yes", "--before", ids[1], "--agent", "plain", "--json").lines
+    assert [run["id"] for run in rest] == ids[:1]
+
+
+def test_a_list_for_people_cuts_nothing_when_piped(served: Program) -> None:
+    value = "x" * 300
+    run_id = enqueue(served, "plain", "--tag", f"long={value}")
+    wait_for(served, run_id, "completed")
+    head, line = served("runs", "ls", "--tag", f"long={value}", "--status", "completed").out.splitlines()
+    assert head.split()[:3] == ["RUN", "STATUS", "AGENT"]
+    assert run_id in line
+    assert value in line
+
+
+def test_a_run_is_shown_with_its_steps_and_its_conversation(served: Program) -> None:
+    run_id = enqueue(served, "adder", "--context", '{"customer": 42}')
+    wait_for(served, run_id, "completed")
+    text = served("runs", "show", run_id, "--messages").out
+    for word in (run_id, "completed", "tools", "add", "three", "2 model calls"):
+        assert word in text
+    shown = show(served, run_id)
+    assert {event["type"] for event in shown["events"]} >= {"run.enqueued", "step", "run.ended"}
+    assert shown["messages"][-1]["text"] == "three"
+
+
+def test_a_run_that_waits_is_shown_with_what_decides_on_it(served: Program) -> None:
+    run_id = enqueue(served, "gated")
+    wait_for(served, run_id, "waiting")
+    assert f"agentq approvals approve {run_id} call_7" in served("runs", "show", run_id).out
+
+
+def test_a_cancelled_run_ends_and_a_second_cancel_says_so(served: Program) -> None:
+    run_id = enqueue(served, "gated")
+    wait_for(served, run_id, "waiting")
+    assert "is cancelled" in served("runs", "cancel", run_id).out
+    assert "had ended before: cancelled" in served("runs", "cancel", run_id).out
+
+
+# -- approvals --
+
+
+def test_a_decision_is_recorded_once_with_who_made_it(served: Program) -> None:
+    run_id = enqueue(served, "gated")
+    wait_for(served, run_id, "waiting")
+    (waiting,) = served("approvals", "ls", "--run", run_id, "--json").lines
+    assert (waiting["call_id"], waiting["status"]) == ("call_7", "pending")
+    assert served("approvals", "reject", run_id, "call_7", "--reason", "too dear", "--by", "anna").code == 0
+    late = served("approvals", "approve", run_id, "call_7")
+    assert late.code == 1
+    assert "rejected by anna" in late.err
+    (decided,) = served("approvals", "ls", "--run", run_id, "--all", "--json").lines
+    assert (decided["status"], decided["decided_by"], decided["reason"]) == ("rejected", "anna", "too dear")
+    assert "too dear" in str(wait_for(served, run_id, "completed")["messages"])
+
+
+def test_waiting_calls_are_listed_with_their_arguments(served: Program) -> None:
+    run_id = enqueue(served, "gated")
+    wait_for(served, run_id, "waiting")
+    assert '{"a": 1, "b": 2}' in served("approvals", "ls", "--run", run_id).out
+
+
+# -- doctor --
+
+
+def test_the_doctor_finds_a_served_installation_in_order(served: Program) -> None:
+    found = served("doctor", "--json")
+    assert found.code == 0
+    # The queue of one tool is the only one that nobody set up a worker for: agentq worker serves it too.
+    assert [check for check in found.json["checks"] if check["status"] != "OK"] == []
+    assert "WARN" not in served("doctor").out
