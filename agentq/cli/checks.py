@@ -42,6 +42,7 @@ class Site:
     settings: Settings
     agents: Mapping[str, AgentSpec]
     database: Database
+    are_agents_known: bool = True
 
 
 def examine(given: Mapping[str, Any], *, agents: str | None = None) -> Iterator[Finding]:
@@ -54,7 +55,7 @@ def examine(given: Mapping[str, Any], *, agents: str | None = None) -> Iterator[
         except AgentqError as error:
             yield _failed("settings", error)
             return
-        known: dict[str, AgentSpec] = {}
+        known: dict[str, AgentSpec] | None = None
         try:
             known = load_agents(settings.agents)
         except AgentqError as error:
@@ -66,7 +67,7 @@ def examine(given: Mapping[str, Any], *, agents: str | None = None) -> Iterator[
             yield _failed("database", error)
             return
         stack.callback(database.dispose)
-        yield from _look_around(Site(running, known, database))
+        yield from _look_around(Site(running, known or {}, database, known is not None))
 
 
 def _look_around(site: Site) -> Iterator[Finding]:
@@ -80,7 +81,8 @@ def _look_around(site: Site) -> Iterator[Finding]:
     if not _has_failed(broker):
         yield from _guarded("lease", _lease, site)
     if not _has_failed(database) and not _has_failed(schema):
-        yield from _guarded("agents", _agents, site)
+        if site.are_agents_known:
+            yield from _guarded("agents", _agents, site)
         yield from _guarded("queues", _queues, site)
         yield from _guarded("connections", _connections, site)
 

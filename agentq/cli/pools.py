@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Literal
@@ -57,11 +58,18 @@ class Child:
     """One pool's process and its pool's, in a process group of their own; started again when it dies."""
 
     def __init__(
-        self, pool: Pool, node: str, settings: Settings, lifeline: Lifeline, output: IO[bytes] | None = None
+        self,
+        pool: Pool,
+        node: str,
+        settings: Settings,
+        lifeline: Lifeline,
+        *,
+        output: IO[bytes] | None = None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.pool = pool
         self._command = pool.command(node, settings)
-        self._environment = environment(settings) | {VARIABLE: str(lifeline.read)}
+        self._environment = environment(settings) | {VARIABLE: str(lifeline.read)} | dict(variables or {})
         self._lifeline = lifeline
         self._output = output
         self._process: subprocess.Popen[bytes] | None = None

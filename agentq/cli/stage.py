@@ -32,14 +32,21 @@ _NODE = re.compile(r"(steps|tools)-(\w+)@")
 class Stage:
     """The client and the workers, by name; each worker is two Celery processes and can do everything."""
 
-    def __init__(self, client: Client, lifeline: Lifeline, log: Path) -> None:
+    def __init__(self, client: Client, lifeline: Lifeline, folder: Path) -> None:
         self.client = client
-        self._log = log
-        pools = make_pools(client.settings, load_agents(AGENTS))
-        self._output = log.open("ab")
-        self.workers = {
-            name: [Child(pool, name, client.settings, lifeline, self._output) for pool in pools] for name in WORKERS
-        }
+        self._log = folder / "workers.log"
+        self._output = self._log.open("ab")
+        # A pool of processes keeps a folder there, which it leaves behind when it is killed.
+        self._temporary = folder / "tmp"
+        self._temporary.mkdir(exist_ok=True)
+        self.workers = {name: self._make_worker(name, lifeline) for name in WORKERS}
+
+    def _make_worker(self, name: str, lifeline: Lifeline) -> list[Child]:
+        settings, variables = self.client.settings, {"TMPDIR": str(self._temporary)}
+        return [
+            Child(pool, name, settings, lifeline, output=self._output, variables=variables)
+            for pool in make_pools(settings, load_agents(AGENTS))
+        ]
 
     @property
     def _children(self) -> list[Child]:
@@ -78,6 +85,7 @@ class Stage:
             child.kill()
             child.wait()
         self._output.close()
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def log_tail(self) -> str:
         return self._log.read_text(errors="replace")[-2000:].strip()
@@ -113,7 +121,7 @@ def _build(stack: ExitStack, home: Path | None) -> Stage:
     client = stack.enter_context(Client(settings=settings))
     lifeline = Lifeline()
     stack.callback(lifeline.close)
-    built = Stage(client, lifeline, folder / "workers.log")
+    built = Stage(client, lifeline, folder)
     stack.callback(built.stop, gently=home is not None)
     built.start()
     return built

@@ -23,7 +23,7 @@ def render() -> str:
 
 
 plain = Agent("plain", model=Scripted(["fine"]))
-adder = Agent("adder", model=Scripted([Call("add", {"a": 1, "b": 2}), "three"]), tools=[add])
+adder = Agent("adder", model=Scripted([Call("add", {"a": 1, "b": 2}), "three"]), tools=[add, render])
 gated = Agent(
     "gated", model=Scripted([Call("add", {"a": 1, "b": 2}, id="call_7"), "over"]), tools=[add], approve=["add"]
 )

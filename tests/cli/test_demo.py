@@ -1,8 +1,10 @@
 """``agentq demo``: what a newcomer sees first."""
 
 import os
+import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,13 @@ pytestmark = [pytest.mark.xdist_group("cli-demo"), pytest.mark.timeout(180), pyt
 
 
 @pytest.fixture
-def place(program: Program) -> Path:
+def place(program: Program) -> Iterator[Path]:
     """Where the demo makes its temporary folder; short, for the sake of the server's socket."""
     folder = Path(tempfile.mkdtemp(prefix="aqd-"))
     folder.chmod(0o711)
     program.settings = {"TMPDIR": str(folder)}
-    return folder
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_killed_workers_run_is_finished_by_the_other_and_nothing_is_left(program: Program, place: Path) -> None:
@@ -34,7 +37,6 @@ def test_a_killed_workers_run_is_finished_by_the_other_and_nothing_is_left(progr
     assert f"[worker {'B' if killed == 'A' else 'A'}]" in resumed
     assert processes_with(str(place)) == []
     assert os.listdir(place) == []
-    place.rmdir()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -44,7 +46,6 @@ def test_an_interrupted_demo_leaves_nothing(program: Program, place: Path, numbe
     assert demo.end(number) == 130
     assert processes_with(str(place)) == []
     assert os.listdir(place) == []
-    place.rmdir()
 
 
 def test_a_killed_demo_leaves_no_process(program: Program, place: Path) -> None:
