@@ -30,6 +30,8 @@ def runs() -> None:
 def ls(given: dict[str, Any], /, *, as_json: bool, **filters: Any) -> None:
     """List runs, the newest first."""
     with options.client(given) as client:
+        if filters["before"]:
+            client.handle(filters["before"]).status()
         found = client.runs(**filters)
     if as_json:
         for run in found:
@@ -81,7 +83,8 @@ def _print_run(run: Run) -> None:
         "run": run.id,
         "agent": run.agent,
         "status": paint_status(run.status) + leaving,
-        "step": None if run.is_terminal else f"{run.seq} {run.phase}, turn {run.turn}, attempt {run.attempt}",
+        "step": None if run.is_terminal else f"{run.seq} {run.phase}, turn {run.turn}",
+        "attempt": run.attempt if run.attempt > 1 else None,
         "worker": run.worker if run.lease_until else None,
         "due": local(run.due_at) if run.due_at and not run.is_terminal else None,
         "created": local(run.created_at),

@@ -12,6 +12,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, Operationa
 from agentq.errors import AgentqError, ConfigError, SchemaOutdatedError, UnavailableError
 
 _UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _UNDEFINED_COLUMN = "42P01", "3F000", "42703"
+_NO_PRIVILEGE, _READ_ONLY = "42501", "25006"
 
 
 class Database:
@@ -98,9 +99,13 @@ class Database:
         state: Any = getattr(error.orig, "sqlstate", None)
         if state in (_UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _UNDEFINED_COLUMN):
             return SchemaOutdatedError("the database has no current agentq schema; run: agentq db upgrade")
+        where = self.shown_url
+        reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+        if state in (_NO_PRIVILEGE, _READ_ONLY):
+            return ConfigError(
+                f"Postgres at {where} refuses: {reason}; use a role and a server that may write", url=where
+            )
         if isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated:
-            where = self.shown_url
-            reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
             return UnavailableError(
                 f"Postgres at {where} cannot be used: {reason}; check AGENTQ_DATABASE_URL", url=where
             )

@@ -34,7 +34,8 @@ _CLAIM = text(f"""
     WITH {NO_FSYNC}
     UPDATE agentq.runs SET
         lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs), worker = :worker,
-        sweep_at = now() + make_interval(secs => :lease_secs), attempt = attempt + 1, claimed_at = now()
+        sweep_at = now() + make_interval(secs => :lease_secs), attempt = attempt + 1, claimed_at = now(),
+        status = 'running'
     FROM fast
     WHERE id = :run_id AND seq = :seq AND lease_token IS NULL AND due_at <= now()
     RETURNING {SNAPSHOT_COLUMNS}, worker, due_at < pg_postmaster_start_time() AS restarted, false AS overdue
@@ -53,7 +54,7 @@ _RELEASE = text(f"""
     UPDATE agentq.runs SET
         lease_token = NULL, lease_until = NULL, due_at = now() + make_interval(secs => :delay_secs),
         sweep_at = now() + make_interval(secs => CASE WHEN :delay_secs > 0 THEN :delay_secs ELSE {PATIENCE_SECS} END),
-        attempt = attempt - :forgive, event_count = event_count + :events
+        status = CASE WHEN seq = 0 THEN 'queued' ELSE status END, attempt = attempt - :forgive, event_count = event_count + :events
     WHERE id = :run_id AND seq = :seq AND lease_token = :token
     RETURNING queue, timeout_secs, event_count
 """)

@@ -29,4 +29,4 @@ gated = Agent(
 )
 typed = Agent("typed", model=Scripted([Call("final_answer", {"city": "Riga"})]), output=Place)
 failing = Agent("failing", model=Scripted([]))
-slow = Agent("slow", model=Scripted(["late"], delay_secs=3))
+slow = Agent("slow", model=Scripted(["late"], delay_secs=20))

@@ -1,5 +1,7 @@
 """Installations for the command line's tests."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from secrets import token_hex
@@ -11,6 +13,15 @@ from agentq.storage.database import Database
 from tests import services
 from tests.cli.program import AGENTS, Program, Started, settings
 from tests.services import Services
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """For an embedded server: its socket has a short name there, and root's server may get to its data."""
+    folder = Path(tempfile.mkdtemp(prefix="aqd-"))
+    folder.chmod(0o711)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

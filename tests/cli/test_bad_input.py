@@ -14,6 +14,11 @@ NOWHERE = "postgresql://postgres:secret@127.0.0.1:1/agentq"
 NO_REDIS = "redis://:secret@127.0.0.1:1/0"
 
 
+def test_a_database_that_may_not_be_written_is_code_2(installation: Program) -> None:
+    read_only = f"{installation.settings['AGENTQ_DATABASE_URL']}?options=-cdefault_transaction_read_only%3Don"
+    assert "read-only" in one_line(installation("run", "plain", "hi", AGENTQ_DATABASE_URL=read_only), 2)
+
+
 def test_an_unknown_agent_is_answered_with_the_nearest_one(installation: Program) -> None:
     line = one_line(installation("run", "plan", "hello"), 2)
     assert "no agent 'plan'" in line
@@ -110,6 +115,7 @@ def test_an_impossible_setting_is_code_2_and_is_named(installation: Program, nam
     [
         ("runs", "show", "run_nope"),
         ("runs", "cancel", "run_nope"),
+        ("runs", "ls", "--before", "run_nope"),
         ("approvals", "approve", "run_nope", "call_1"),
         ("approvals", "reject", "run_nope", "call_1", "--reason", "no"),
     ],

@@ -1,10 +1,7 @@
 """``agentq demo``: what a newcomer sees first."""
 
 import os
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +13,10 @@ pytestmark = [pytest.mark.xdist_group("cli-demo"), pytest.mark.timeout(180), pyt
 
 
 @pytest.fixture
-def place(program: Program) -> Iterator[Path]:
-    """Where the demo makes its temporary folder; short, for the sake of the server's socket."""
-    folder = Path(tempfile.mkdtemp(prefix="aqd-"))
-    folder.chmod(0o711)
-    program.settings = {"TMPDIR": str(folder)}
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+def place(program: Program, short_folder: Path) -> Path:
+    """Where the demo makes its temporary folder."""
+    program.settings = {"TMPDIR": str(short_folder)}
+    return short_folder
 
 
 def test_a_killed_workers_run_is_finished_by_the_other_and_nothing_is_left(program: Program, place: Path) -> None:

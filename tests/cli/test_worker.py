@@ -1,6 +1,7 @@
 """``agentq worker``: both pools in one command, started, watched, stopped, and never left behind."""
 
 import signal
+from pathlib import Path
 
 import psutil
 import pytest
@@ -89,12 +90,14 @@ def test_named_queues_are_served_instead_of_all(installation: Program, database:
     assert worker.end() == 0
 
 
-def test_with_nothing_configured_the_embedded_services_are_started_and_stopped(installation: Program) -> None:
+def test_with_nothing_configured_the_embedded_services_are_started_and_stopped(
+    installation: Program, short_folder: Path
+) -> None:
     for name in ("AGENTQ_DATABASE_URL", "AGENTQ_BROKER_URL"):
         del installation.settings[name]
+    installation.settings["AGENTQ_HOME"] = str(short_folder)
     worker = ready(installation.start("worker"))
     assert "embedded" in worker.text()
     assert installation("run", "adder", "1 + 2").out == "three\n"
     assert worker.end() == 0
-    home = str(installation.folder / ".agentq")
-    eventually(lambda: not processes_with(home), what="the server has stopped")
+    eventually(lambda: not processes_with(str(short_folder)), what="the server has stopped")

@@ -84,7 +84,7 @@ class Fleet:
         command = [sys.executable, "-m", "celery", "-A", "agentq_workers.main", "worker", *CELERY]
         command += ["-P", pool, "-c", str(concurrency), "-Q", queues or default, "-n", f"{kind}{number}@{self.queue}"]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("AGENTQ_")}
-        environment |= self.settings.environment() | {"AGENTQ_TEST_LOG": str(self.folder)}
+        environment |= self.settings.environment() | {"AGENTQ_TEST_LOG": str(self.folder), "TMPDIR": str(self.folder)}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

@@ -30,6 +30,7 @@ class Runtime:
         self.settings = settings
         self.agents = agents
         self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self._main_pid = os.getpid()
         self.database = Database(str(settings.database_url), pool_size=settings.db_pool_size)
         self.dispatcher = CeleryDispatcher(app, queue=settings.queue)
         self._heartbeat = Heartbeat(self.database, settings.lease_secs)
@@ -45,7 +46,7 @@ class Runtime:
     @property
     def worker(self) -> str:
         """The name of this process in leases and events."""
-        return f"{self.name}/{os.getpid()}"
+        return self.name if os.getpid() == self._main_pid else f"{self.name}/{os.getpid()}"
 
     @property
     def engine(self) -> Engine:
