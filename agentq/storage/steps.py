@@ -54,7 +54,8 @@ _RELEASE = text(f"""
     UPDATE agentq.runs SET
         lease_token = NULL, lease_until = NULL, due_at = now() + make_interval(secs => :delay_secs),
         sweep_at = now() + make_interval(secs => CASE WHEN :delay_secs > 0 THEN :delay_secs ELSE {PATIENCE_SECS} END),
-        status = CASE WHEN seq = 0 THEN 'queued' ELSE status END, attempt = attempt - :forgive, event_count = event_count + :events
+        status = CASE WHEN seq = 0 THEN 'queued' ELSE status END,
+        attempt = attempt - :forgive, event_count = event_count + :events
     WHERE id = :run_id AND seq = :seq AND lease_token = :token
     RETURNING queue, timeout_secs, event_count
 """)
