@@ -1,10 +1,13 @@
 """What happens to a run from outside its steps: a person's decision, a cancel, a sub-agent's answer, and its end."""
 
 import logging
+import threading
+from contextlib import suppress
 from typing import Any
 
 from agentq.agent import AgentSpec
 from agentq.errors import ErrorInfo, LeaseLost
+from agentq.hooks import EndRun
 from agentq.messages import ToolResult
 from agentq.results import to_text
 from agentq.run import Snapshot
@@ -14,7 +17,7 @@ from agentq.steps.base import call_hooks, context
 from agentq.steps.tool_batch import CallDone
 from agentq.storage import children, control, queries
 from agentq.storage.rows import CallRef
-from agentq.storage.steps import NewEvent
+from agentq.storage.steps import Again, NewEvent
 from agentq.transition import Cancelled, Decided, decide
 
 logger = logging.getLogger(__name__)
@@ -69,33 +72,43 @@ class Control:
         self.after(snapshot)
         return snapshot
 
+    def go_on(self, run_id: str, again: Again) -> None:
+        """Send the wake-up of work that is to be done again, or end the run if that was asked for meanwhile."""
+        if again.is_cancelled:
+            self.cancel(run_id)
+        elif again.wake_up is not None:
+            self.saver.send([again.wake_up])
+
     def after(self, snapshot: Snapshot) -> None:
-        """What a run's end brings with it: its children end, the parent's call is answered, the hooks hear of it."""
+        """What a run's end brings with it: its family is told, and the hooks hear of it in a thread of their own."""
         if not snapshot.is_terminal:
             return
-        if snapshot.status != "completed":
-            with self.services.database.autocommit() as connection:
-                below = control.open_children(connection, snapshot.run_id)
-            for child in below:
-                self.cancel(child)
-        if snapshot.depth > 0:
-            self.tell_parent(snapshot.run_id)
+        if snapshot.depth > 0 or snapshot.status != "completed":
+            self.tell_family(snapshot.run_id)
         agent: AgentSpec | None = self.services.agents.get(snapshot.agent)
-        if agent is not None:
-            call_hooks(agent, lambda hook: hook.on_end(context(snapshot), snapshot.status), [])
+        if agent is not None and agent.hears_end:
+            # Nobody waits for it: a hook that hangs must not hold up a worker, or its sweep.
+            threading.Thread(target=_tell_hooks, args=(agent, snapshot), name="agentq-on-end", daemon=True).start()
 
-    def tell_parent(self, child_run_id: str) -> None:
-        """Answer the call that a finished child run was made for; once, however often it is said."""
+    def tell_family(self, run_id: str) -> None:
+        """End the children of a run that has ended, and answer the call it was made for; once, however often told."""
         with self.services.database.autocommit() as connection:
-            child = children.ended(connection, child_run_id)
-            if child is None:
-                return
-            run = queries.run(connection, child_run_id)
-            call_id, tool = children.call(connection, child.parent)
-        result = _answer(call_id, tool, run.error, run.output if run.output is not None else run.text or "")
-        self._answer_call(child.parent, result)
+            ended = children.ended(connection, run_id)
+            below = control.open_children(connection, run_id) if ended and not ended.is_completed else ()
+        if ended is None:
+            return
+        for child in below:
+            self.cancel(child)
+        if ended.parent is not None:
+            self._answer_call(ended.parent, self._answer(run_id, ended.parent))
         with self.services.database.autocommit() as connection:
-            children.told(connection, child_run_id)
+            children.told(connection, run_id)
+
+    def _answer(self, run_id: str, parent: CallRef) -> ToolResult:
+        with self.services.database.autocommit() as connection:
+            run = queries.run(connection, run_id)
+            call_id, tool = children.call(connection, parent)
+        return _answer(call_id, tool, run.error, run.output if run.output is not None else run.text or "")
 
     def _answer_call(self, ref: CallRef, result: ToolResult) -> None:
         try:
@@ -105,6 +118,11 @@ class Control:
             return
         self.saver.send(end.wake_ups)
         self.after(parent)
+
+
+def _tell_hooks(agent: AgentSpec, snapshot: Snapshot) -> None:
+    with suppress(EndRun):
+        call_hooks(agent, lambda hook: hook.on_end(context(snapshot), snapshot.status), [])
 
 
 def _answer(call_id: str, tool: str, error: ErrorInfo | None, value: Any) -> ToolResult:

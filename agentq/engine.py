@@ -15,11 +15,11 @@ from agentq.messages import ToolResult
 from agentq.run import OpenCall, Snapshot
 from agentq.saving import CallEnd, call_data, only_call
 from agentq.services import Services
-from agentq.steps.base import Done
+from agentq.steps.base import Done, told
 from agentq.steps.model import call_model
 from agentq.steps.recall import recall
 from agentq.steps.review import review
-from agentq.steps.tool_batch import CallDone, interrupted, run_call
+from agentq.steps.tool_batch import CallDone, interrupted, run_call, unknown_tool
 from agentq.storage import calls, steps
 from agentq.storage.calls import ClaimedCall
 from agentq.storage.rows import CallRef, Claim
@@ -74,7 +74,8 @@ class Engine(Control):
         known = ", ".join(sorted(self.services.agents)) or "none"
         logger.error("run %s needs agent %r; this worker has: %s (AGENTQ_AGENTS)", claim.run_id, snapshot.agent, known)
         with self.services.database.transaction() as connection:
-            steps.release(connection, claim, delay_secs=UNKNOWN_AGENT_SECS, forgive=True)
+            again = steps.release(connection, claim, delay_secs=UNKNOWN_AGENT_SECS, forgive=True)
+        self.go_on(claim.run_id, again)
 
     def _do_step(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec) -> None:
         started = time.monotonic()
@@ -82,8 +83,11 @@ class Engine(Control):
         with self._hold(claim, only.timeout_secs if only else _bound_secs(snapshot, agent)) as lease:
             try:
                 done = self._body(claim, snapshot, agent, lease)
-            except (LeaseLost, UnavailableError):
-                raise
+            except UnavailableError as error:
+                # Nothing has been begun: the outage is no fault of this step.
+                logger.warning("run %s: given back: %s", claim.run_id, error)
+                self.go_on(claim.run_id, self.saver.give_back(claim))
+                return
             except Exception as error:
                 logger.exception("run %s: the %s step failed", claim.run_id, snapshot.phase)
                 if only is not None and not only.idempotent:
@@ -111,9 +115,10 @@ class Engine(Control):
             return _BODIES[snapshot.phase](snapshot, agent, self.services)
         only = only_call(snapshot)
         if only is None:
-            return Done(BatchOpened(), {"calls": [call.tool for call in snapshot.pending]})
-        if claim.restarted and not only.idempotent:
-            # The server came up after this call was due: a claim that waited for no fsync may have been forgotten.
+            gone = tuple((call.index, unknown_tool(call, agent)) for call in snapshot.pending if _is_gone(call, agent))
+            return Done(BatchOpened(gone), {"calls": [call.tool for call in snapshot.pending]})
+        if claim.forgotten and not only.idempotent:
+            # The server crashed since this call was due: a claim that waited for no fsync may have been lost with it.
             return _settled(only, interrupted(only))
         done = run_call(snapshot, only, agent, self.services, lease=lease, attempt=claim.attempt)
         return Done(done.as_outcome(only.index), call_data(only.tool, done.result))
@@ -121,7 +126,10 @@ class Engine(Control):
     def _try_again(self, claim: Claim, snapshot: Snapshot, error: Exception) -> None:
         data = {"phase": snapshot.phase, "attempt": claim.attempt, "error": type(error).__name__}
         with self.services.database.transaction() as connection:
-            steps.release(connection, claim, delay_secs=float(claim.attempt), events=[NewEvent("step.failed", data)])
+            again = steps.release(
+                connection, claim, delay_secs=float(claim.attempt), events=[NewEvent("step.failed", data)]
+            )
+        self.go_on(claim.run_id, again)
 
     def settle(self, claim: Claim, snapshot: Snapshot, done: Done) -> None:
         """Commit what a step brought and send what follows. Raises LeaseLost when the step is no longer ours."""
@@ -153,7 +161,7 @@ class Engine(Control):
             logger.error("run %s needs agent %r, which this worker does not have", run_id, claimed.snapshot.agent)
             with services.database.autocommit() as connection:
                 # Not sent again at once: the sweep does that, and another worker may be the one to take it.
-                calls.rearm(connection, claimed)
+                calls.rearm(connection, claimed, forgive=True)
             return CallEnd()
         try:
             return self._do_call(claimed, agent)
@@ -164,7 +172,7 @@ class Engine(Control):
     def _do_call(self, claimed: ClaimedCall, agent: AgentSpec) -> CallEnd:
         claim, call, started = claimed.claim, claimed.call, time.monotonic()
         data: dict[str, object] = {"attempt": claim.attempt, "worker": self.services.worker}
-        if claim.restarted and not call.idempotent:
+        if claim.forgotten and not call.idempotent:
             return self.finish_call(claimed.ref, CallDone(interrupted(call)), claim, data)
         snapshot = prepare(claimed.snapshot, agent)
         with self._hold(claim, call.timeout_secs) as lease:
@@ -179,6 +187,12 @@ class Engine(Control):
         self.services.probe("committed", "call")
         self.after(snapshot)
         return end
+
+
+def _is_gone(call: OpenCall, agent: AgentSpec) -> bool:
+    """A call of a sub-agent that a deploy has taken away meanwhile; other tools are looked for when they run."""
+    found = agent.tools.get(call.tool)
+    return call.kind == "agent" and (found is None or found.agent is None)
 
 
 def _bound_secs(snapshot: Snapshot, agent: AgentSpec) -> float:
@@ -208,4 +222,4 @@ def _settled(call: OpenCall, result: ToolResult) -> Done:
 def _internal(error: Exception) -> ErrorInfo:
     if isinstance(error, AgentqError):
         return ErrorInfo(code=error.code, message=error.message)
-    return ErrorInfo(code="internal_error", message=f"{type(error).__name__}: {error}"[:2000])
+    return ErrorInfo(code="internal_error", message=told(error))

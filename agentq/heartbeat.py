@@ -18,13 +18,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Lease:
-    """One held lease. ``cancelled`` is set when somebody asked to cancel the run, ``lost`` when the lease is gone."""
+    """One held lease; ``cancelled`` is set when somebody asked to cancel the run."""
 
     token: UUID
     run_id: str
     until: float
     cancelled: threading.Event = field(default_factory=threading.Event)
-    lost: threading.Event = field(default_factory=threading.Event)
 
 
 class Heartbeat:
@@ -66,18 +65,15 @@ class Heartbeat:
                 logger.exception("leases could not be renewed, trying again")
 
     def renew(self) -> None:
-        """One round: prolong what is held and not overdue, and pass on what the database says of it."""
+        """One round: prolong what is held and not overdue, and pass on who is to be cancelled."""
         now = time.monotonic()
         with self._lock:
             held = {token: lease for token, lease in self._held.items() if lease.until > now}
         if not held:
             return
         with self._database.autocommit() as connection:
-            ours = leases.renew(
+            cancelled = leases.renew(
                 connection, {token: lease.run_id for token, lease in held.items()}, lease_secs=self._lease_secs
             )
-        for token, lease in held.items():
-            if token not in ours:
-                lease.lost.set()
-            elif ours[token]:
-                lease.cancelled.set()
+        for token in cancelled:
+            held[token].cancelled.set()

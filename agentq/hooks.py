@@ -35,4 +35,4 @@ class Hooks:
         """After a tool came back, with what the model will see."""
 
     def on_end(self, ctx: RunContext, status: str) -> None:
-        """After the run has ended in a worker's step, at most once for each ending; a crash may lose it."""
+        """After the run has ended, in a thread of its own: at most once for each ending; a crash may lose it."""

@@ -3,7 +3,7 @@
 import logging
 
 from agentq.engine import Engine
-from agentq.errors import AgentqError, ErrorInfo, LeaseLost
+from agentq.errors import ErrorInfo, LeaseLost, UnavailableError
 from agentq.limits import MAX_ATTEMPTS
 from agentq.run import OpenCall, Snapshot
 from agentq.saving import CallEnd, call_data, only_call
@@ -14,7 +14,6 @@ from agentq.storage.leases import Due
 from agentq.storage.rows import Claim
 from agentq.storage.steps import NewEvent
 from agentq.transition import CallsFinished, Cancelled, Failed
-from agentq.wire import WakeUp
 
 logger = logging.getLogger(__name__)
 
@@ -28,31 +27,33 @@ def sweep(engine: Engine, *, limit: int = 100) -> int:
             _look_at(engine, due)
         except LeaseLost as lost:
             logger.info("%s", lost)
-        except AgentqError as error:
-            logger.warning("run %s could not be looked after, trying again: %s", due.run_id, error)
+        except UnavailableError:
+            raise
+        except Exception as error:
+            # One that cannot be read, say of a newer release, must not keep the sweep from all others.
+            logger.error("run %s could not be looked after: %s: %s", due.run_id, type(error).__name__, error)
+            logger.debug("run %s", due.run_id, exc_info=True)
+            with engine.services.database.autocommit() as connection:
+                leases.postpone(connection, due)
     return len(found)
 
 
 def _look_at(engine: Engine, due: Due) -> None:
     if due.kind == "run" and due.status in ("completed", "failed", "cancelled"):
-        engine.tell_parent(due.run_id)
+        engine.tell_family(due.run_id)
     elif due.kind == "run" and due.leased:
         _recover_step(engine, due)
     elif due.kind == "call" and due.leased:
         _recover_call(engine, due)
     else:
-        engine.saver.send(_announce_again(engine, due))
-
-
-def _announce_again(engine: Engine, due: Due) -> list[WakeUp]:
-    with engine.services.database.autocommit() as connection:
-        if due.kind == "run":
-            step = leases.reannounce_step(connection, due.run_id)
-            return [step] if step else []
-        call = leases.reannounce_call(connection, due.ref)
-        if call is None:
-            leases.forget_call(connection, due.ref)
-        return [call] if call else []
+        with engine.services.database.autocommit() as connection:
+            is_run = due.kind == "run"
+            again = (
+                leases.reannounce_step(connection, due.run_id)
+                if is_run
+                else leases.reannounce_call(connection, due.ref)
+            )
+        engine.go_on(due.run_id, again)
 
 
 def _recover_step(engine: Engine, due: Due) -> None:
@@ -76,8 +77,8 @@ def _recover_step(engine: Engine, due: Due) -> None:
     else:
         event = NewEvent("step.recovered", data | {"phase": snapshot.phase, "attempt": claim.attempt})
         with services.database.transaction() as connection:
-            wake_up = steps.release(connection, claim, events=[event])
-        engine.saver.send([wake_up] if wake_up else [])
+            again = steps.release(connection, claim, events=[event])
+        engine.go_on(claim.run_id, again)
 
 
 def _recover_call(engine: Engine, due: Due) -> None:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from agentq.errors import ErrorInfo
 from agentq.limits import Limits
@@ -20,13 +20,20 @@ ApprovalStatus = Literal["pending", "approved", "rejected", "closed"]
 TERMINAL: frozenset[Status] = frozenset({"completed", "failed", "cancelled"})
 
 
+def _known_limits(value: Any) -> Any:
+    """Without the limits of a newer release, so that a run goes on after a roll-back."""
+    return (
+        {key: item for key, item in value.items() if key in Limits.model_fields} if isinstance(value, dict) else value
+    )
+
+
 class Progress(BaseModel):
     """The part of a snapshot that only the loop reads: counts, usage, and which model is being tried."""
 
     model_config = ConfigDict(frozen=True)
 
     version: Literal[1] = 1
-    limits: Limits | None = None
+    limits: Annotated[Limits | None, BeforeValidator(_known_limits)] = None
     limit_overrides: dict[str, Any] = Field(default_factory=dict)
     model_calls: int = 0
     tool_calls: int = 0

@@ -18,8 +18,8 @@ from agentq.steps.review import reply_of_turn
 from agentq.steps.tool_batch import CallDone
 from agentq.storage import calls, children, enqueue, steps
 from agentq.storage.enqueue import NewRun
-from agentq.storage.rows import CallRef
-from agentq.storage.steps import CancelRequested, NewEvent, Next
+from agentq.storage.rows import CallRef, Claim
+from agentq.storage.steps import Again, CancelRequested, NewEvent, Next
 from agentq.transition import Cancelled, Transition, cancel, decide
 from agentq.wire import STEP_QUEUE, BatchMessage, CallMessage, StepMessage, WakeUp
 
@@ -63,6 +63,15 @@ class Saver:
 
         return self._patiently(attempt)
 
+    def give_back(self, claim: Claim) -> Again:
+        """A step that was not begun, because the database went away; waits for it, and does not count the attempt."""
+
+        def attempt() -> Again:
+            with self._services.database.transaction() as connection:
+                return steps.release(connection, claim, forgive=True)
+
+        return self._patiently(attempt)
+
     def finish_call(
         self, ref: CallRef, done: CallDone, token: UUID | None, data: dict[str, Any]
     ) -> tuple[CallEnd, Snapshot]:
@@ -80,12 +89,16 @@ class Saver:
     ) -> tuple[CallEnd, Snapshot]:
         finished = calls.finish(connection, ref, done.result, token=token, event=event)
         snapshot = finished.snapshot
-        if snapshot.cancel_requested:
-            transition = decide(calls.with_calls(connection, snapshot), Cancelled())
-        elif done.ends is not None or finished.open_calls == 0:
-            transition = decide(calls.with_calls(connection, snapshot), done.as_last())
+        is_ending = snapshot.cancel_requested or done.ends is not None
+        if is_ending and finished.open_calls > 0:
+            calls.refuse_claims(connection, ref.run_id)
+        if is_ending or finished.open_calls == 0:
+            outcome = Cancelled() if snapshot.cancel_requested else done.as_last()
+            transition = decide(calls.with_calls(connection, snapshot), outcome)
         else:
-            return CallEnd(next=calls.announce_next(connection, snapshot)), snapshot
+            # A sub-agent's call held no lane, so it leaves none free.
+            is_lane = token is not None
+            return CallEnd(next=calls.announce_next(connection, snapshot) if is_lane else None), snapshot
         wake_ups = self.apply(connection, transition, None, [], even_if_cancelled=True)
         last = next((wake_up for wake_up in wake_ups if isinstance(wake_up, StepMessage)), None)
         return CallEnd(last=last), transition.snapshot

@@ -81,7 +81,9 @@ class Decided:
 
 @dataclass(frozen=True)
 class BatchOpened:
-    """The batch was fanned out; its calls report one by one."""
+    """The batch was fanned out; its calls report one by one. ``results``: those of calls that cannot run any more."""
+
+    results: tuple[tuple[int, ToolResult], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:  # noqa: C901 - 
         case Decided():
             return _go(snapshot, "tools") if snapshot.pending else _next_turn(snapshot)
         case BatchOpened():
-            return Transition(snapshot) if snapshot.pending else _next_turn(snapshot)
+            return _batch_opened(snapshot, outcome)
         case CallsFinished():
             return _calls_finished(snapshot, outcome)
         case HookEnded():
@@ -385,6 +387,12 @@ def _reviewed(snapshot: Snapshot, reviewed: Reviewed) -> Transition:
     if not gated:
         return _go(snapshot, "tools")
     return Transition(replace(snapshot, status="waiting"), approvals=gated)
+
+
+def _batch_opened(snapshot: Snapshot, opened: BatchOpened) -> Transition:
+    snapshot, placed = _settle(snapshot, opened.results)
+    following = Transition(snapshot) if snapshot.pending else _next_turn(snapshot)
+    return replace(following, messages=placed + following.messages, closed=opened.results + following.closed)
 
 
 def _calls_finished(snapshot: Snapshot, finished: CallsFinished) -> Transition:

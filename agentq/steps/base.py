@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from agentq.agent import AgentSpec
 from agentq.context import RunContext
@@ -13,6 +14,8 @@ from agentq.transition import Outcome
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 @dataclass
 class Done:
@@ -21,6 +24,25 @@ class Done:
     outcome: Outcome
     data: dict[str, Any] = field(default_factory=dict)
     arguments: dict[int, str] = field(default_factory=dict)
+
+
+def told(error: BaseException) -> str:
+    """Type and text of an exception, whatever it does when it is asked for its text."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return ": ".join(filter(None, (type(error).__name__, text)))
+
+
+def guarded(call: Callable[[], T]) -> T:
+    """Call the user's code; what is no Exception (SystemExit, CancelledError) becomes one: it would end the thread."""
+    try:
+        return call()
+    except Exception:
+        raise
+    except BaseException as error:
+        raise RuntimeError(told(error)) from error
 
 
 def context(snapshot: Snapshot, **call: Any) -> RunContext:
@@ -37,7 +59,7 @@ def call_hooks(agent: AgentSpec, call: Callable[[Hooks], None], faults: list[str
     """Call every hook; EndRun passes, anything else is noted in ``faults`` and changes nothing."""
     for hook in agent.hooks:
         try:
-            call(hook)
+            guarded(partial(call, hook))
         except EndRun:
             raise
         except Exception as error:

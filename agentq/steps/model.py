@@ -11,7 +11,7 @@ from agentq.output import OUTPUT_TOOL
 from agentq.providers.base import ModelReply, ModelRequest, ToolSpec
 from agentq.run import Snapshot
 from agentq.services import Services
-from agentq.steps.base import Done, call_hooks, context
+from agentq.steps.base import Done, call_hooks, context, guarded
 from agentq.steps.plan import plan, structured, with_ids
 from agentq.storage import steps as storage
 from agentq.transition import HookEnded, ModelFailed, Replied
@@ -34,7 +34,7 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
     )
     data: dict[str, Any] = {"provider": provider.name, "model": model}
     try:
-        reply = provider.complete(request)
+        reply = guarded(lambda: provider.complete(request))
     except ProviderError as error:
         return Done(_failed(error, agent), data | {"error": error.code})
     return _replied(snapshot, agent, reply, data)

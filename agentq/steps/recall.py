@@ -1,13 +1,14 @@
 """Recall: facts from long-term memory and the before_model hooks, ahead of a model call."""
 
 import logging
+from functools import partial
 
 from agentq.agent import AgentSpec
 from agentq.hooks import EndRun
 from agentq.messages import UserMessage
 from agentq.run import Snapshot
 from agentq.services import Services
-from agentq.steps.base import Done, call_hooks, context
+from agentq.steps.base import Done, call_hooks, context, guarded
 from agentq.storage import steps as storage
 from agentq.text import clean
 from agentq.transition import HookEnded, Recalled
@@ -35,7 +36,8 @@ def _facts(snapshot: Snapshot, agent: AgentSpec, services: Services, faults: lis
         transcript = storage.transcript(connection, snapshot.run_id, snapshot.thread_id)
     asked = next((message.text for message in reversed(transcript) if isinstance(message, UserMessage)), "")
     try:
-        return tuple(clean(str(fact)) for fact in agent.memory.recall(context(snapshot), asked))
+        recall_facts = partial(agent.memory.recall, context(snapshot), asked)
+        return tuple(clean(str(fact)) for fact in guarded(recall_facts))
     except Exception as error:
         logger.warning("memory of agent %s raised %s", agent.name, type(error).__name__)
         logger.debug("memory of agent %s", agent.name, exc_info=True)

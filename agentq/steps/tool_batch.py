@@ -14,7 +14,7 @@ from agentq.messages import ToolCall, ToolResult
 from agentq.results import to_text
 from agentq.run import OpenCall, Snapshot
 from agentq.services import Services
-from agentq.steps.base import call_hooks, context
+from agentq.steps.base import call_hooks, context, told
 from agentq.steps.review import reply_of_turn
 from agentq.storage.rows import CallRef
 from agentq.text import clean, cut
@@ -69,10 +69,7 @@ def run_call(
 def _run(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lease: Lease) -> CallDone:
     tool = agent.tools.get(call.tool)
     if tool is None:
-        known = ", ".join(agent.tools) or "none"
-        return CallDone(
-            ToolResult.error(asked, "unknown_tool", f"There is no tool {call.tool!r} any more; known: {known}.")
-        )
+        return CallDone(unknown_tool(call, agent))
     try:
         return CallDone(_success(asked, tool, call, ctx, lease))
     except ArgumentsError as error:
@@ -98,7 +95,7 @@ def _failed(asked: ToolCall, agent: AgentSpec, error: BaseException) -> CallDone
     logger.info("tool %s raised %s", asked.name, type(error).__name__)
     logger.debug("tool %s", asked.name, exc_info=error)
     rule = agent.on_tool_exception
-    text = _shown(": ".join(filter(None, (type(error).__name__, _message(error)))))
+    text = _shown(told(error))
     if callable(rule) and isinstance(error, Exception):
         try:
             text = _shown(str(rule(error)))
@@ -113,13 +110,6 @@ def _failed(asked: ToolCall, agent: AgentSpec, error: BaseException) -> CallDone
     return CallDone(result)
 
 
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return ""
-
-
 def _shown(text: str) -> str:
     return cut(clean(text), _MESSAGE_CHARS) if text.strip() else "the tool failed"
 
@@ -132,6 +122,11 @@ def timed_out(call: OpenCall) -> ToolResult:
 def interrupted(call: OpenCall) -> ToolResult:
     text = "The worker stopped while the tool was running: it may or may not have taken effect. It was not run again."
     return _settled(call, "interrupted", text)
+
+
+def unknown_tool(call: OpenCall, agent: AgentSpec) -> ToolResult:
+    known = ", ".join(agent.tools) or "none"
+    return _settled(call, "unknown_tool", f"There is no tool {call.tool!r} any more. The tools are: {known}.")
 
 
 def crashed(call: OpenCall, attempts: int) -> ToolResult:

@@ -10,19 +10,28 @@ from agentq.errors import LeaseLost
 from agentq.messages import ToolMessage, ToolResult
 from agentq.run import OpenCall, Snapshot
 from agentq.storage.rows import SNAPSHOT_COLUMNS, CallRef, Claim, to_claim, to_open_call, to_snapshot
-from agentq.storage.steps import FIRST_PATIENCE, NO_FSYNC, NewEvent, add_events, add_result, open_calls
+from agentq.storage.steps import (
+    BOUNDED,
+    FIRST_PATIENCE,
+    FORGOT_AT,
+    NO_FSYNC,
+    NewEvent,
+    add_events,
+    add_result,
+    open_calls,
+)
 from agentq.wire import CallMessage
 
 _RUN = ", ".join(f"r.{name.strip()}" for name in SNAPSHOT_COLUMNS.split(",") if name.strip() != "attempt")
-_CALL = """c.index AS call_index, c.position, c.call_id, c.tool, c.kind, c.queue, c.timeout_secs, c.idempotent,
+_CALL = f"""c.index AS call_index, c.position, c.call_id, c.tool, c.kind, c.queue, c.timeout_secs, c.idempotent,
     c.needs_approval, c.status AS call_status, c.attempt, c.worker,
-    c.announced_at < pg_postmaster_start_time() AS restarted"""
+    c.announced_at <= {FORGOT_AT} AS forgotten"""
 
 _CLAIM = text(f"""
     WITH {NO_FSYNC}
     UPDATE agentq.tool_calls c SET
         status = 'running', lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs),
-        worker = :worker, sweep_at = now() + make_interval(secs => :lease_secs), attempt = c.attempt + 1,
+        worker = :worker, sweep_at = NULL, attempt = c.attempt + 1,
         claimed_at = now()
     FROM fast, (
         -- A cancel that ends the run waits for this lock, and then sees the call as running.
@@ -32,8 +41,7 @@ _CLAIM = text(f"""
 """)
 _TAKE_OVER = text(f"""
     UPDATE agentq.tool_calls c SET
-        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs),
-        sweep_at = now() + make_interval(secs => :lease_secs)
+        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs)
     FROM agentq.runs r, (
         SELECT lease_until AS old_until FROM agentq.tool_calls
         WHERE run_id = :run_id AND turn = :turn AND index = :index AND status = 'running' AND lease_until < now()
@@ -45,12 +53,14 @@ _TAKE_OVER = text(f"""
 _REARM = text(f"""
     UPDATE agentq.tool_calls SET
         status = 'announced', announced_at = now(), lease_token = NULL, lease_until = NULL,
-        sweep_at = {FIRST_PATIENCE}
+        sweep_at = {FIRST_PATIENCE}, attempt = attempt - :forgive
     WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_token = :token
     RETURNING queue, timeout_secs
 """)
 _LOCK_RUN = text(f"""
+    WITH {BOUNDED}
     UPDATE agentq.runs SET open_calls = open_calls - 1, event_count = event_count + :events, updated_at = now()
+    FROM bounded
     WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND lease_token IS NULL
         AND status NOT IN ('completed', 'failed', 'cancelled')
     RETURNING {SNAPSHOT_COLUMNS}, open_calls, event_count
@@ -62,6 +72,8 @@ _FINISH = text("""
         AND lease_token IS NOT DISTINCT FROM :token
     RETURNING position
 """)
+# Stronger than the lock of a claim: who is claiming now is waited for and seen as running.
+_NO_MORE_CLAIMS = text("SELECT 1 FROM agentq.runs WHERE id = :run_id FOR UPDATE")
 _ANNOUNCE_NEXT = text(f"""
     UPDATE agentq.tool_calls SET status = 'announced', announced_at = now(), sweep_at = {FIRST_PATIENCE}
     WHERE run_id = :run_id AND turn = :turn AND index = (
@@ -104,10 +116,11 @@ def _claimed(row: Any, token: UUID) -> ClaimedCall | None:
     return None if row is None else ClaimedCall(to_claim(row, token), to_snapshot(row), to_open_call(row))
 
 
-def rearm(connection: Connection, claimed: ClaimedCall) -> CallMessage | None:
-    """Put a call that may run again back on its lane."""
+def rearm(connection: Connection, claimed: ClaimedCall, *, forgive: bool = False) -> CallMessage | None:
+    """Put a call that may run again back on its lane; ``forgive`` does not count the attempt."""
     ref = claimed.ref
     values = {"run_id": ref.run_id, "turn": ref.turn, "index": ref.index, "token": claimed.claim.token}
+    values["forgive"] = int(forgive)
     row = connection.execute(_REARM, values).first()
     return None if row is None else CallMessage(ref.run_id, claimed.claim.seq, ref.index, row.queue, row.timeout_secs)
 
@@ -144,6 +157,11 @@ def with_calls(connection: Connection, snapshot: Snapshot) -> Snapshot:
     """The snapshot with the calls of its open turn."""
     calls = open_calls(connection, snapshot.run_id, snapshot.turn)
     return Snapshot(**{**snapshot.__dict__, "calls": calls})
+
+
+def refuse_claims(connection: Connection, run_id: str) -> None:
+    """Before a run ends with calls still out: none is claimed from now on, and what is claimed is seen as running."""
+    connection.execute(_NO_MORE_CLAIMS, {"run_id": run_id})
 
 
 def announce_next(connection: Connection, snapshot: Snapshot) -> CallMessage | None:

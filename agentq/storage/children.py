@@ -1,4 +1,4 @@
-"""Sub-agents: a child run answers its parent's call once it has ended."""
+"""Sub-agents: a run that has ended answers its parent's call, and does not leave children behind."""
 
 from dataclasses import dataclass
 
@@ -10,31 +10,32 @@ _LINK = text("""
     UPDATE agentq.tool_calls SET child_run_id = :child WHERE run_id = :run_id AND turn = :turn AND index = :index
 """)
 _ENDED = text("""
-    SELECT id, status, parent_run_id, parent_turn, parent_index FROM agentq.runs
-    WHERE id = :run_id AND parent_run_id IS NOT NULL AND status IN ('completed', 'failed', 'cancelled')
-        AND sweep_at IS NOT NULL
+    SELECT status, parent_run_id, parent_turn, parent_index FROM agentq.runs
+    WHERE id = :run_id AND status IN ('completed', 'failed', 'cancelled') AND sweep_at IS NOT NULL
 """)
 _CALL = text("SELECT call_id, tool FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND index = :index")
 _TOLD = text("UPDATE agentq.runs SET sweep_at = NULL WHERE id = :run_id")
 
 
 @dataclass(frozen=True)
-class EndedChild:
-    """A child run whose parent has not been told yet."""
+class Ended:
+    """A run that has ended, and whose parent or children do not know it yet; ``parent`` is the call it answers."""
 
-    run_id: str
-    parent: CallRef
+    is_completed: bool
+    parent: CallRef | None
 
 
 def link(connection: Connection, ref: CallRef, child_run_id: str) -> None:
     connection.execute(_LINK, ref.__dict__ | {"child": child_run_id})
 
 
-def ended(connection: Connection, run_id: str) -> EndedChild | None:
+def ended(connection: Connection, run_id: str) -> Ended | None:
+    """None when there is nobody left to tell."""
     row = connection.execute(_ENDED, {"run_id": run_id}).first()
     if row is None:
         return None
-    return EndedChild(row.id, CallRef(row.parent_run_id, row.parent_turn, row.parent_index))
+    parent = CallRef(row.parent_run_id, row.parent_turn, row.parent_index) if row.parent_run_id else None
+    return Ended(row.status == "completed", parent)
 
 
 def call(connection: Connection, ref: CallRef) -> tuple[str, str]:
@@ -44,4 +45,5 @@ def call(connection: Connection, ref: CallRef) -> tuple[str, str]:
 
 
 def told(connection: Connection, run_id: str) -> None:
+    """Everybody knows of the run's end."""
     connection.execute(_TOLD, {"run_id": run_id})

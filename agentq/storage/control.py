@@ -8,11 +8,12 @@ from agentq.errors import ApprovalNotPendingError, RunNotFoundError
 from agentq.messages import ToolMessage, ToolResult
 from agentq.run import TERMINAL, Snapshot
 from agentq.storage.rows import SNAPSHOT_COLUMNS, to_snapshot
-from agentq.storage.steps import NewEvent, add_events, add_result, open_calls
+from agentq.storage.steps import BOUNDED, NewEvent, add_events, add_result, open_calls
 
 _LOCK = text(f"""
-    SELECT {SNAPSHOT_COLUMNS}, lease_token IS NOT NULL AS at_work, parent_run_id, event_count
-    FROM agentq.runs WHERE id = :run_id FOR UPDATE
+    WITH {BOUNDED}
+    SELECT {SNAPSHOT_COLUMNS}, lease_token IS NOT NULL AS at_work
+    FROM bounded, agentq.runs WHERE id = :run_id FOR UPDATE OF runs
 """)
 _ASK_CANCEL = text("UPDATE agentq.runs SET cancel_requested = true, updated_at = now() WHERE id = :run_id")
 _COUNT_EVENT = text("""

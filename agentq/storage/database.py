@@ -8,11 +8,19 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from agentq.errors import AgentqError, ConfigError, SchemaOutdatedError, UnavailableError
 
 _UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _UNDEFINED_COLUMN = "42P01", "3F000", "42703"
 _NO_PRIVILEGE, _READ_ONLY = "42501", "25006"
+# A host that vanished answers nothing: without these a connection to it would hang for minutes or hours.
+_NOTICE_A_DEAD_PEER = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 
 
 class Database:
@@ -63,7 +71,7 @@ class Database:
             pool_recycle=1800,
             # Errors carry their statement; its parameters are prompts and results.
             hide_parameters=True,
-            connect_args={"prepare_threshold": None, "connect_timeout": 5},
+            connect_args={"prepare_threshold": None, "connect_timeout": 5, **_NOTICE_A_DEAD_PEER},
         )
 
     def after_fork(self) -> None:
@@ -94,6 +102,10 @@ class Database:
             yield
         except DBAPIError as error:
             raise self._translate(error) from error
+        except PoolTimeoutError as error:
+            raise UnavailableError(
+                "all Postgres connections of this process are busy; see AGENTQ_DB_POOL_SIZE"
+            ) from error
 
     def _translate(self, error: DBAPIError) -> AgentqError | DBAPIError:
         state: Any = getattr(error.orig, "sqlstate", None)
@@ -101,11 +113,10 @@ class Database:
             return SchemaOutdatedError("the database has no current agentq schema; run: agentq db upgrade")
         where = self.shown_url
         reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
-        if state in (_NO_PRIVILEGE, _READ_ONLY):
-            return ConfigError(
-                f"Postgres at {where} refuses: {reason}; use a role and a server that may write", url=where
-            )
-        if isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated:
+        if state == _NO_PRIVILEGE:
+            return ConfigError(f"Postgres at {where} refuses: {reason}; use a role that may write", url=where)
+        # A server is read-only for a while in a failover.
+        if isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated or state == _READ_ONLY:
             return UnavailableError(
                 f"Postgres at {where} cannot be used: {reason}; check AGENTQ_DATABASE_URL", url=where
             )

@@ -8,39 +8,50 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from agentq.storage.rows import CallRef, dump
-from agentq.storage.steps import NO_FSYNC, patience
+from agentq.storage.steps import NO_FSYNC, Again, patience
 from agentq.wire import CallMessage, StepMessage
 
 _RENEW = text(f"""
-    WITH {NO_FSYNC}, steps AS (
-        UPDATE agentq.runs SET lease_until = now() + make_interval(secs => :lease_secs),
-                               sweep_at = now() + make_interval(secs => :lease_secs)
-        FROM fast WHERE lease_token = ANY(:tokens) AND id = ANY(:run_ids)
-        RETURNING lease_token AS token, cancel_requested
+    WITH {NO_FSYNC}, free_steps AS (
+        SELECT id FROM agentq.runs WHERE lease_token = ANY(:tokens) AND id = ANY(:run_ids)
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), free_calls AS (
+        SELECT run_id, turn, index FROM agentq.tool_calls WHERE lease_token = ANY(:tokens) AND run_id = ANY(:run_ids)
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), steps AS (
+        UPDATE agentq.runs r SET lease_until = now() + make_interval(secs => :lease_secs)
+        FROM fast, free_steps f WHERE r.id = f.id AND r.lease_token = ANY(:tokens)
+        RETURNING r.lease_token AS token, cancel_requested
     ), calls AS (
-        UPDATE agentq.tool_calls c SET lease_until = now() + make_interval(secs => :lease_secs),
-                                       sweep_at = now() + make_interval(secs => :lease_secs)
-        FROM fast, agentq.runs r WHERE c.lease_token = ANY(:tokens) AND c.run_id = ANY(:run_ids) AND r.id = c.run_id
+        UPDATE agentq.tool_calls c SET lease_until = now() + make_interval(secs => :lease_secs)
+        FROM fast, free_calls f, agentq.runs r
+        WHERE (c.run_id, c.turn, c.index) = (f.run_id, f.turn, f.index) AND r.id = c.run_id
+            AND c.lease_token = ANY(:tokens)
         RETURNING c.lease_token AS token, r.cancel_requested
     )
-    SELECT token, cancel_requested FROM steps UNION ALL SELECT token, cancel_requested FROM calls
+    SELECT token FROM steps WHERE cancel_requested UNION ALL SELECT token FROM calls WHERE cancel_requested
 """)
-# One query a second in every worker process: two short partial indexes, nothing else.
+# One query a second in every worker process: four short partial indexes, nothing else. Lost work comes first, and has a
+# limit of its own, so that a long backlog of wake-ups does not stand before it.
 _DUE = text("""
-    (SELECT 'run' AS kind, id AS run_id, seq AS turn, 0 AS call_index, sweep_at,
-            status, lease_token IS NOT NULL AS leased, agent
+    (SELECT 'run' AS kind, id AS run_id, 0 AS turn, 0 AS call_index, status, true AS leased
+     FROM agentq.runs WHERE lease_until <= now() ORDER BY lease_until LIMIT :limit)
+    UNION ALL
+    (SELECT 'call', run_id, turn, index, status, true
+     FROM agentq.tool_calls WHERE lease_until <= now() ORDER BY lease_until LIMIT :limit)
+    UNION ALL
+    (SELECT 'run', id, 0, 0, status, false
      FROM agentq.runs WHERE sweep_at <= now() ORDER BY sweep_at LIMIT :limit)
     UNION ALL
-    (SELECT 'call', run_id, turn, index, sweep_at, status, lease_token IS NOT NULL, ''
+    (SELECT 'call', run_id, turn, index, status, false
      FROM agentq.tool_calls WHERE sweep_at <= now() ORDER BY sweep_at LIMIT :limit)
-    ORDER BY sweep_at LIMIT :limit
 """)
 _REANNOUNCE_STEP = text(f"""
     UPDATE agentq.runs SET sweep_at = {patience("due_at")}
     WHERE id = (SELECT id FROM agentq.runs
                 WHERE id = :run_id AND sweep_at <= now() AND lease_token IS NULL AND due_at <= now()
                 FOR UPDATE SKIP LOCKED)
-    RETURNING id, seq, queue, timeout_secs
+    RETURNING id, seq, queue, timeout_secs, cancel_requested
 """)
 _REANNOUNCE_CALL = text(f"""
     UPDATE agentq.tool_calls c SET
@@ -50,13 +61,25 @@ _REANNOUNCE_CALL = text(f"""
         SELECT run_id, turn, index FROM agentq.tool_calls
         WHERE run_id = :run_id AND turn = :turn AND index = :index AND sweep_at <= now() AND status = 'announced'
         FOR UPDATE SKIP LOCKED)
-    RETURNING c.run_id, r.seq, c.index AS call_index, c.queue, c.timeout_secs
+    RETURNING c.run_id, r.seq, c.index AS call_index, c.queue, c.timeout_secs, r.cancel_requested
 """)
 _FORGET_CALL = text("""
     UPDATE agentq.tool_calls SET sweep_at = NULL
     WHERE run_id = :run_id AND turn = :turn AND index = :index AND sweep_at <= now()
         AND NOT EXISTS (SELECT 1 FROM agentq.runs r WHERE r.id = run_id AND r.turn = tool_calls.turn
                         AND r.status NOT IN ('completed', 'failed', 'cancelled'))
+""")
+_POSTPONE_RUN = text("""
+    UPDATE agentq.runs SET
+        lease_until = CASE WHEN lease_until <= now() THEN now() + interval '60 s' ELSE lease_until END,
+        sweep_at = CASE WHEN sweep_at <= now() THEN now() + interval '60 s' ELSE sweep_at END
+    WHERE id = :run_id
+""")
+_POSTPONE_CALL = text("""
+    UPDATE agentq.tool_calls SET
+        lease_until = CASE WHEN lease_until <= now() THEN now() + interval '60 s' ELSE lease_until END,
+        sweep_at = CASE WHEN sweep_at <= now() THEN now() + interval '60 s' ELSE sweep_at END
+    WHERE run_id = :run_id AND turn = :turn AND index = :index
 """)
 _SEEN = text("""
     INSERT INTO agentq.workers (id, pool, queues, agents)
@@ -70,15 +93,18 @@ _KNOW_AGENTS = text("""
 _GONE = text("DELETE FROM agentq.workers WHERE id = :id OR seen_at < now() - interval '1 day'")
 
 
-def renew(connection: Connection, held: dict[UUID, str], *, lease_secs: float) -> dict[UUID, bool]:
-    """Prolong the leases in ``held`` (token to run id). The answer maps those that still are ours to "cancel asked"."""
+def renew(connection: Connection, held: dict[UUID, str], *, lease_secs: float) -> set[UUID]:
+    """Prolong the leases in ``held`` (token to run id) that are ours; the answer: those whose run is to be cancelled.
+
+    A row that somebody has locked is left for the next round: one that is stuck must not cost all others their leases.
+    """
     values = {"tokens": list(held), "run_ids": list(set(held.values())), "lease_secs": lease_secs}
-    return {row.token: row.cancel_requested for row in connection.execute(_RENEW, values)}
+    return set(connection.execute(_RENEW, values).scalars())
 
 
 @dataclass(frozen=True)
 class Due:
-    """Something the sweep has to look at. For a run ``turn`` holds its seq."""
+    """Something the sweep has to look at; ``turn`` and ``index`` are a call's."""
 
     kind: Literal["run", "call"]
     run_id: str
@@ -100,21 +126,28 @@ def due(connection: Connection, *, limit: int = 100) -> list[Due]:
     ]
 
 
-def reannounce_step(connection: Connection, run_id: str) -> StepMessage | None:
-    """The wake-up to send again, for one sweeper only; None when another one did it or the step is under way."""
+def reannounce_step(connection: Connection, run_id: str) -> Again:
+    """The wake-up to send again, for one sweeper only; none when another one did it or the step is under way."""
     row = connection.execute(_REANNOUNCE_STEP, {"run_id": run_id}).first()
-    return None if row is None else StepMessage(row.id, row.seq, row.queue, row.timeout_secs)
+    if row is None or row.cancel_requested:
+        return Again(is_cancelled=row is not None)
+    return Again(StepMessage(row.id, row.seq, row.queue, row.timeout_secs))
 
 
-def reannounce_call(connection: Connection, ref: CallRef) -> CallMessage | None:
+def reannounce_call(connection: Connection, ref: CallRef) -> Again:
     """The same for a call of a batch."""
     row = connection.execute(_REANNOUNCE_CALL, ref.__dict__).first()
-    return None if row is None else CallMessage(row.run_id, row.seq, row.call_index, row.queue, row.timeout_secs)
+    if row is None:
+        connection.execute(_FORGET_CALL, ref.__dict__)
+        return Again()
+    if row.cancel_requested:
+        return Again(is_cancelled=True)
+    return Again(CallMessage(row.run_id, row.seq, row.call_index, row.queue, row.timeout_secs))
 
 
-def forget_call(connection: Connection, ref: CallRef) -> None:
-    """Stop looking at a call whose run has ended or gone on."""
-    connection.execute(_FORGET_CALL, ref.__dict__)
+def postpone(connection: Connection, due: Due) -> None:
+    """Look at this again in a minute: something about it cannot be handled now, and the others must not wait for it."""
+    connection.execute(_POSTPONE_RUN if due.kind == "run" else _POSTPONE_CALL, due.ref.__dict__)
 
 
 def seen(connection: Connection, worker: str, *, pool: str, queues: Sequence[str], agents: Sequence[str]) -> None:

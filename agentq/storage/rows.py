@@ -9,6 +9,7 @@ from pydantic_core import to_json
 from sqlalchemy import Row
 
 from agentq.errors import ErrorInfo
+from agentq.messages import Usage
 from agentq.run import Event, OpenCall, Progress, Run, Snapshot
 
 # Columns that make a Snapshot; every statement that loads one returns these.
@@ -25,7 +26,7 @@ CALL_COLUMNS = (
 class Claim:
     """The right to do one step, or one call: commits that carry it are refused once somebody else has it.
 
-    ``restarted`` says that the server was started after the work became due: a claim made before may be forgotten.
+    ``forgotten`` says that the server may have lost an earlier claim of the same work: it crashed, or took over, since.
     ``overdue`` says that its tool was alive past its time limit; ``worker`` is the one that claimed it.
     """
 
@@ -34,7 +35,7 @@ class Claim:
     token: UUID
     attempt: int
     worker: str | None = None
-    restarted: bool = False
+    forgotten: bool = False
     overdue: bool = False
 
 
@@ -96,13 +97,14 @@ def to_claim(row: Row[Any], token: UUID) -> Claim:
         token,
         row.attempt,
         worker=row.worker,
-        restarted=bool(row.restarted),
+        forgotten=bool(row.forgotten),
         overdue=bool(row.overdue),
     )
 
 
 def to_run(row: Row[Any], text: str | None = None) -> Run:
-    progress = Progress.model_validate_json(row.progress)
+    # Not as a Progress: a list must show the runs of a newer release too.
+    progress = json.loads(row.progress)
     return Run(
         id=row.id,
         agent=row.agent,
@@ -125,9 +127,9 @@ def to_run(row: Row[Any], text: str | None = None) -> Run:
         text=text,
         output=None if row.output is None else json.loads(row.output),
         error=None if row.error is None else ErrorInfo.model_validate_json(row.error),
-        usage=progress.usage,
-        model_calls=progress.model_calls,
-        tool_calls=progress.tool_calls,
+        usage=Usage.model_validate(progress.get("usage", {})),
+        model_calls=progress.get("model_calls", 0),
+        tool_calls=progress.get("tool_calls", 0),
     )
 
 

@@ -79,6 +79,7 @@ runs = Table(
     ForeignKeyConstraint(["thread_id"], [f"{SCHEMA}.threads.id"]),
     UniqueConstraint("agent", "idempotency_key", name="runs_idempotency_key"),
     UniqueConstraint("thread_id", "thread_position", name="runs_thread_position"),
+    Index("runs_lease_until", "lease_until", postgresql_where=text("lease_until IS NOT NULL")),
     Index("runs_sweep_at", "sweep_at", postgresql_where=text("sweep_at IS NOT NULL")),
     Index("runs_created_at", "created_at"),
     Index("runs_parent", "parent_run_id", postgresql_where=text("parent_run_id IS NOT NULL")),
@@ -118,6 +119,7 @@ tool_calls = Table(
     Column("finished_at", _TIME),
     PrimaryKeyConstraint("run_id", "turn", "index"),
     ForeignKeyConstraint(["run_id"], [f"{SCHEMA}.runs.id"], ondelete="CASCADE"),
+    Index("tool_calls_lease_until", "lease_until", postgresql_where=text("lease_until IS NOT NULL")),
     Index("tool_calls_sweep_at", "sweep_at", postgresql_where=text("sweep_at IS NOT NULL")),
 )
 

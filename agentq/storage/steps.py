@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, text
 
-from agentq.errors import LeaseLost
+from agentq.errors import ConfigError, LeaseLost
 from agentq.limits import MAX_LANES
 from agentq.messages import Message, ToolMessage, load_message
 from agentq.run import OpenCall, Snapshot
@@ -16,8 +17,16 @@ from agentq.transition import Transition
 from agentq.wire import CallMessage, StepMessage
 
 # Set for one statement in its own transaction: a claim lost with a crashing server is only work to be claimed again
-# (for calls that must not run twice see Claim.restarted).
+# (for calls that must not run twice see Claim.forgotten).
 NO_FSYNC = "fast AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))"
+
+# In the first statement of a transaction that takes locks: a process that freezes inside it must not stop the others.
+BOUNDED = """bounded AS MATERIALIZED (SELECT set_config('idle_in_transaction_session_timeout', '8000', true),
+                                        set_config('lock_timeout', '8000', true))"""
+
+# When the server last may have lost a claim: it crashed (statistics are reset then, and kept by a clean restart), or it
+# took over from another (replayed until then). An unsafe call that was due before may have been begun.
+FORGOT_AT = "greatest(pg_stat_get_bgwriter_stat_reset_time(), pg_last_xact_replay_timestamp())"
 
 # How long a wake-up may take to be picked up before the sweep sends it again: at first 5 s, then twice as patient each
 # time up to a minute, so that a long backlog is not doubled every few seconds.
@@ -34,20 +43,18 @@ _CLAIM = text(f"""
     WITH {NO_FSYNC}
     UPDATE agentq.runs SET
         lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs), worker = :worker,
-        sweep_at = now() + make_interval(secs => :lease_secs), attempt = attempt + 1, claimed_at = now(),
-        status = 'running'
+        sweep_at = NULL, attempt = attempt + 1, claimed_at = now(), status = 'running'
     FROM fast
-    WHERE id = :run_id AND seq = :seq AND lease_token IS NULL AND due_at <= now()
-    RETURNING {SNAPSHOT_COLUMNS}, worker, due_at < pg_postmaster_start_time() AS restarted, false AS overdue
+    WHERE id = :run_id AND seq = :seq AND lease_token IS NULL AND due_at <= now() AND NOT cancel_requested
+    RETURNING {SNAPSHOT_COLUMNS}, worker, due_at <= {FORGOT_AT} AS forgotten, false AS overdue
 """)
 _TAKE_OVER = text(f"""
     UPDATE agentq.runs SET
-        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs),
-        sweep_at = now() + make_interval(secs => :lease_secs)
+        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs)
     FROM (SELECT id AS old_id, lease_until AS old_until FROM agentq.runs
           WHERE id = :run_id AND lease_until < now() FOR UPDATE SKIP LOCKED) old
     WHERE id = old_id
-    RETURNING {SNAPSHOT_COLUMNS}, worker, false AS restarted,
+    RETURNING {SNAPSHOT_COLUMNS}, worker, false AS forgotten,
         old_until - claimed_at > make_interval(secs => timeout_secs + :lease_secs) AS overdue
 """)
 _RELEASE = text(f"""
@@ -57,7 +64,7 @@ _RELEASE = text(f"""
         status = CASE WHEN seq = 0 THEN 'queued' ELSE status END,
         attempt = attempt - :forgive, event_count = event_count + :events
     WHERE id = :run_id AND seq = :seq AND lease_token = :token
-    RETURNING queue, timeout_secs, event_count
+    RETURNING queue, timeout_secs, event_count, cancel_requested
 """)
 _OPEN_CALLS = text(f"""
     SELECT {CALL_COLUMNS} FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn ORDER BY index
@@ -79,7 +86,14 @@ def claim(
     """Take the step after snapshot ``seq``; None when it is taken, not due, or history. Needs an autocommit one."""
     token = uuid4()
     values = {"run_id": run_id, "seq": seq, "token": token, "lease_secs": lease_secs, "worker": worker}
-    return _claimed(connection, connection.execute(_CLAIM, values).first(), token)
+    row = connection.execute(_CLAIM, values).first()
+    try:
+        return _claimed(connection, row, token)
+    except ValidationError as error:
+        release(connection, Claim(run_id, seq, token, 0), delay_secs=UNREADABLE_SECS, forgive=True)
+        raise ConfigError(
+            f"run {run_id} was saved by a newer release; update this worker, or start one that can"
+        ) from error
 
 
 def take_over(connection: Connection, run_id: str, *, lease_secs: float) -> tuple[Claim, Snapshot] | None:
@@ -99,6 +113,14 @@ def _claimed(connection: Connection, row: Any, token: UUID) -> tuple[Claim, Snap
     return to_claim(row, token), to_snapshot(row, calls)
 
 
+@dataclass(frozen=True)
+class Again:
+    """What work that is to be done again needs: a wake-up now (None: later, or by others), or the run's end."""
+
+    wake_up: StepMessage | CallMessage | None = None
+    is_cancelled: bool = False
+
+
 def release(
     connection: Connection,
     claim: Claim,
@@ -106,17 +128,17 @@ def release(
     delay_secs: float = 0.0,
     forgive: bool = False,
     events: Sequence["NewEvent"] = (),
-) -> StepMessage | None:
-    """Give the step back undone, due again after ``delay_secs``; ``forgive`` does not count the attempt.
-
-    The answer is the wake-up to send now; None when the step is due later or is no longer ours.
-    """
+) -> Again:
+    """Give the step back undone, due again after ``delay_secs``; ``forgive`` does not count the attempt."""
     values = {"run_id": claim.run_id, "seq": claim.seq, "token": claim.token, "delay_secs": delay_secs}
     row = connection.execute(_RELEASE, values | {"forgive": int(forgive), "events": len(events)}).first()
     if row is None:
-        return None
+        return Again()
     add_events(connection, claim.run_id, row.event_count, events)
-    return None if delay_secs > 0 else StepMessage(claim.run_id, claim.seq, row.queue, row.timeout_secs)
+    if row.cancel_requested:
+        return Again(is_cancelled=True)
+    wake_up = StepMessage(claim.run_id, claim.seq, row.queue, row.timeout_secs)
+    return Again(wake_up if delay_secs == 0 else None)
 
 
 def open_calls(connection: Connection, run_id: str, turn: int) -> tuple[OpenCall, ...]:
@@ -149,17 +171,22 @@ class Next:
 
 
 _COMMIT = text(f"""
+    WITH {BOUNDED}
     UPDATE agentq.runs SET
         seq = :seq, status = :status, phase = :phase, turn = :turn, progress = :progress,
         message_count = :message_count, event_count = event_count + :events, open_calls = :open_calls,
         queue = :queue, timeout_secs = :timeout_secs,
         due_at = now() + make_interval(secs => :delay_secs),
-        sweep_at = CASE WHEN :ended AND parent_run_id IS NOT NULL THEN now()
+        sweep_at = CASE WHEN :ended AND (parent_run_id IS NOT NULL OR :status <> 'completed' AND EXISTS (
+                            SELECT 1 FROM agentq.runs c WHERE c.parent_run_id = runs.id
+                                AND c.status NOT IN ('completed', 'failed', 'cancelled')))
+                        THEN {FIRST_PATIENCE}
                         WHEN :delay_secs > 0 THEN now() + make_interval(secs => :delay_secs)
                         WHEN :delay_secs = 0 THEN {FIRST_PATIENCE} END,
         attempt = 0, lease_token = NULL, lease_until = NULL,
         stop_reason = :stop_reason, output = :output, error = :error,
         updated_at = now(), finished_at = CASE WHEN :ended THEN now() END
+    FROM bounded
     WHERE id = :run_id AND seq = :old_seq AND lease_token IS NOT DISTINCT FROM :token
         AND (:even_if_cancelled OR NOT cancel_requested) AND status NOT IN ('completed', 'failed', 'cancelled')
     RETURNING event_count
@@ -188,6 +215,10 @@ _INSERT_APPROVAL = text("""
 _CLOSE_APPROVALS = text("""
     UPDATE agentq.approvals SET status = 'closed', decided_at = now() WHERE run_id = :run_id AND status = 'pending'
 """)
+
+
+# A run of a newer release waits this long for a worker that can read it.
+UNREADABLE_SECS = 30.0
 
 
 class CancelRequested(Exception):

@@ -89,8 +89,8 @@ class Drain:
             "runs": ("lease_until", "sweep_at", "due_at", "claimed_at"),
             "tool_calls": ("lease_until", "sweep_at", "announced_at", "claimed_at"),
         }
-        # Not back to before the server's start: that means something of its own, see Claim.restarted.
-        aged = "greatest({0} - make_interval(secs => {1}), pg_postmaster_start_time())"
+        # Not back to before the server's last crash: that means something of its own, see Claim.forgotten.
+        aged = "greatest({0} - make_interval(secs => {1}), pg_stat_get_bgwriter_stat_reset_time())"
         with self.database.transaction() as connection:
             for table, names in columns.items():
                 changes = ", ".join(

@@ -246,7 +246,9 @@ def test_a_call_that_was_due_before_the_server_restarted_is_not_run_when_it_may_
         while handle.run().phase != "tools":
             drain.do(drain.wake_ups.pop(0))
         with database.transaction() as connection:
-            connection.exec_driver_sql("update agentq.runs set due_at = pg_postmaster_start_time() - interval '1 s'")
+            connection.exec_driver_sql(
+                "update agentq.runs set due_at = pg_stat_get_bgwriter_stat_reset_time() - interval '1 s'"
+            )
         drain.work()
         assert [result.code for result in results(handle)] == [code]
         assert len(world.effects) == (1 if idempotent else 0)

@@ -33,7 +33,9 @@ class Runtime:
         self._main_pid = os.getpid()
         self.database = Database(str(settings.database_url), pool_size=settings.db_pool_size)
         self.dispatcher = CeleryDispatcher(app, queue=settings.queue)
-        self._heartbeat = Heartbeat(self.database, settings.lease_secs)
+        # A connection of its own: steps that use up the pool must not cost each other their leases.
+        self._heartbeat_database = Database(str(settings.database_url), pool_size=1)
+        self._heartbeat = Heartbeat(self._heartbeat_database, settings.lease_secs)
         self._probe = probe
         self._engine: Engine | None = None
         self._pid = 0
@@ -41,6 +43,7 @@ class Runtime:
     def after_fork(self) -> None:
         """Leave the parent's connections alone; called in a prefork child before its first task."""
         self.database.after_fork()
+        self._heartbeat_database.after_fork()
         self._engine = None
 
     @property

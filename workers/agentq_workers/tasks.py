@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Celery
 
-from agentq.errors import UnavailableError
+from agentq.errors import AgentqError
 from agentq.saving import CallEnd
 from agentq.wire import CALL_TASK, STEP_TASK
 from agentq_workers.runtime import Runtime
@@ -25,11 +25,11 @@ OPTIONS: dict[str, Any] = {
 
 
 @contextmanager
-def quiet_without_database() -> Iterator[None]:
-    """One line instead of a traceback while Postgres is away: the sweep finds what was left undone."""
+def in_one_line() -> Iterator[None]:
+    """One line instead of a traceback, say while Postgres is away: the sweep finds what was left undone."""
     try:
         yield
-    except UnavailableError as error:
+    except AgentqError as error:
         logger.warning("left to the sweep: %s", error)
 
 
@@ -38,13 +38,13 @@ def register(app: Celery, runtime: Runtime) -> None:
 
     @app.task(name=STEP_TASK, **OPTIONS)
     def step(_: Any, run_id: str, seq: int) -> None:
-        with quiet_without_database():
+        with in_one_line():
             runtime.engine.run_step(run_id, seq)
 
     @app.task(name=CALL_TASK, **OPTIONS)
     def call(self: Any, run_id: str, seq: int, index: int) -> bool:
         end = CallEnd()
-        with quiet_without_database():
+        with in_one_line():
             end = runtime.engine.run_call(run_id, seq, index)
         in_chord = self.request.chord is not None
         if end.next is not None and in_chord:

@@ -78,6 +78,9 @@ STATEMENTS = (
     CREATE INDEX runs_created_at ON agentq.runs (created_at)
     """,
     """
+    CREATE INDEX runs_lease_until ON agentq.runs (lease_until) WHERE lease_until IS NOT NULL
+    """,
+    """
     CREATE INDEX runs_parent ON agentq.runs (parent_run_id) WHERE parent_run_id IS NOT NULL
     """,
     """
@@ -155,6 +158,9 @@ STATEMENTS = (
         PRIMARY KEY (run_id, turn, index),
         FOREIGN KEY(run_id) REFERENCES agentq.runs (id) ON DELETE CASCADE
     )
+    """,
+    """
+    CREATE INDEX tool_calls_lease_until ON agentq.tool_calls (lease_until) WHERE lease_until IS NOT NULL
     """,
     """
     CREATE INDEX tool_calls_sweep_at ON agentq.tool_calls (sweep_at) WHERE sweep_at IS NOT NULL
