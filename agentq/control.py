@@ -83,6 +83,7 @@ class Control:
         """What a run's end brings with it: its family is told, and the hooks hear of it in a thread of their own."""
         if not snapshot.is_terminal:
             return
+        logger.log(logging.INFO if snapshot.status == "completed" else logging.WARNING, "%s", _epitaph(snapshot))
         if snapshot.depth > 0 or snapshot.status != "completed":
             self.tell_family(snapshot.run_id)
         agent: AgentSpec | None = self.services.agents.get(snapshot.agent)
@@ -118,6 +119,11 @@ class Control:
             return
         self.saver.send(end.wake_ups)
         self.after(parent)
+
+
+def _epitaph(snapshot: Snapshot) -> str:
+    used = f"{snapshot.progress.model_calls} model calls, {snapshot.progress.tool_calls} tool calls"
+    return f"{snapshot.run_id} {snapshot.agent}: {snapshot.status} after {used}"
 
 
 def _tell_hooks(agent: AgentSpec, snapshot: Snapshot) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 from agentq.agent import AgentSpec, make_limits
 from agentq.control import Control
@@ -134,13 +135,17 @@ class Engine(Control):
     def settle(self, claim: Claim, snapshot: Snapshot, done: Done) -> None:
         """Commit what a step brought and send what follows. Raises LeaseLost when the step is no longer ours."""
         transition = decide(snapshot, done.outcome)
-        data = {"phase": snapshot.phase, "seq": snapshot.seq, "attempt": claim.attempt, "worker": self.services.worker}
+        data: dict[str, Any] = {"phase": snapshot.phase, "seq": snapshot.seq, "attempt": claim.attempt}
+        data["worker"] = self.services.worker
         retry = {"retry": transition.note} if transition.note else {}
-        event = NewEvent("step", data | done.data | retry)
+        data |= done.data | retry
+        event = NewEvent("step", data)
         committed, wake_ups = self.saver.commit(claim.token, transition, event, done.arguments)
         self.services.probe("committed", snapshot.phase)
         self.saver.send(wake_ups)
         self.services.probe("announced", snapshot.phase)
+        where = committed.status if committed.status != "running" else committed.phase
+        logger.info("%s %s: %s, %s ms, then %s", snapshot.run_id, snapshot.agent, snapshot.phase, data.get("ms"), where)
         self.after(committed)
 
     # ------------------------------------------------------------------------------------------------ a call of a batch
@@ -185,6 +190,8 @@ class Engine(Control):
         """Save a call of a batch and see to the end of the run where it brings one. Raises LeaseLost."""
         end, snapshot = self.saver.finish_call(ref, done, claim.token, data)
         self.services.probe("committed", "call")
+        came_back = done.result.code or done.result.status
+        logger.info("%s %s: call %d, %s, %s", ref.run_id, snapshot.agent, ref.index, done.result.name, came_back)
         self.after(snapshot)
         return end
 
