@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentq.client import Agent, Client, Handle, Thread
+    from agentq.client import Client, Handle
     from agentq.context import RunContext
     from agentq.errors import (
         AgentqError,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         UnknownAgentError,
         WaitTimeoutError,
     )
+    from agentq.face import Agent, Thread
     from agentq.hooks import EndRun, Hooks
     from agentq.limits import Limits
     from agentq.memory import Memory
@@ -75,7 +76,8 @@ __all__ = [
 # Where the names live. They are imported when they are asked for: importing all takes most of a second, which
 # ``agentq --help`` and a module that only wants ``ToolError`` need not pay.
 _HOMES = {
-    "agentq.client": ("Agent", "Client", "Handle", "Thread"),
+    "agentq.client": ("Client", "Handle"),
+    "agentq.face": ("Agent", "Thread"),
     "agentq.context": ("RunContext",),
     "agentq.errors": (
         "AgentqError",

@@ -3,7 +3,9 @@
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from functools import wraps
+from inspect import signature
+from typing import Any, Literal, ParamSpec
 
 from pydantic import ValidationError
 
@@ -16,11 +18,32 @@ from agentq.output import OUTPUT_TOOL, OutputSchema
 from agentq.tools import Tool, check_name, is_duration, tool
 
 ToolExceptionRule = Literal["report", "fail"] | Callable[[Exception], str]
+P = ParamSpec("P")
+
+
+def _checked_keywords(init: Callable[P, None]) -> Callable[P, None]:
+    """For who has no type checker: ConfigError with the nearest name instead of TypeError."""
+    shape = signature(init)
+
+    @wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            shape.bind(*args, **kwargs)
+        except TypeError as error:
+            unknown = next((name for name in kwargs if name not in shape.parameters), None)
+            near = difflib.get_close_matches(unknown or "", shape.parameters, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            problem = f"there is no argument {unknown!r}{hint}" if unknown else str(error)
+            raise ConfigError(f"agent {(*args, None)[1]!r}: {problem}") from error
+        init(*args, **kwargs)
+
+    return checked
 
 
 class AgentSpec:
     """What a worker needs to know of an agent. Made by ``Agent``; see there for the arguments."""
 
+    @_checked_keywords
     def __init__(  # noqa: PLR0913 - a definition is a list of names and values
         self,
         name: str,
@@ -51,6 +74,8 @@ class AgentSpec:
             raise ConfigError(f"{where}: memory is an object with a recall method, not {memory!r}")
         self.name = name
         self.models: tuple[Any, ...] = (model, *fallback)
+        for each in self.models:
+            self._check_model(each)
         self.instructions = instructions
         self.tools = _toolset(where, tools)
         self.approve = _approve(where, approve, self.tools)
@@ -63,10 +88,18 @@ class AgentSpec:
         self.model_timeout_secs = model_timeout_secs
         self.description = description
 
+    def _check_model(self, model: Any) -> None:
+        """Nothing here, below the providers: ``Agent`` knows them."""
+
     @property
     def has_recall(self) -> bool:
         """Whether the recall step has anything to do."""
         return self.memory is not None or any(type(h).before_model is not Hooks.before_model for h in self.hooks)
+
+    @property
+    def hears_end(self) -> bool:
+        """Whether any hook wants to know of a run's end."""
+        return any(type(hook).on_end is not Hooks.on_end for hook in self.hooks)
 
     def as_tool(self, *, name: str | None = None, description: str | None = None) -> Tool:
         """A tool that hands its ``input`` to this agent as a run of its own and returns that run's answer."""

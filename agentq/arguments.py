@@ -44,7 +44,7 @@ class Parameters:
             self._model = create_model(f"{name}_arguments", __config__=config, **numbered)
             self.schema = json_schema(TypeAdapter(self._model))
         except Exception as error:
-            raise ConfigError(f"tool {name!r}: {_culprit(fields)} no JSON schema: {first_line(error)}") from error
+            raise ConfigError(f"tool {name!r}: {_culprit(fields, error)}") from error
 
     def parse(self, text: str) -> dict[str, Any]:
         """Keyword arguments for the function. Raises ArgumentsError with one line a problem."""
@@ -202,14 +202,25 @@ def _field(annotation: Any, parameter: inspect.Parameter) -> Any:
     return (annotated, ... if parameter.default is parameter.empty else parameter.default)
 
 
-def _culprit(fields: dict[str, Any]) -> str:
-    """Whose fault it is that the parameters have no schema."""
-    for name, field in fields.items():
-        try:
-            json_schema(TypeAdapter(create_model("one", p0=field)))
-        except Exception:
-            return f"parameter {name!r} has"
-    return "its parameters have"
+def _culprit(fields: dict[str, Any], error: Exception) -> str:
+    """Why the parameters have no schema, with the one whose fault it is."""
+    for name, (annotation, default) in fields.items():
+        if _has_schema(annotation, default):
+            continue
+        if default is ... or not _has_schema(annotation, ...):
+            return f"parameter {name!r} has no JSON schema: {first_line(error)}"
+        # The address in an object's repr says nothing.
+        shown = f"{type(default).__name__}()" if repr(default).startswith("<") else " ".join(repr(default).split())
+        return f"parameter {name!r}: its default {shown[:100]} is not JSON; use None or a JSON value"
+    return f"its parameters have no JSON schema: {first_line(error)}"
+
+
+def _has_schema(annotation: Any, default: Any) -> bool:
+    try:
+        json_schema(TypeAdapter(create_model("one", p0=(annotation, default))))
+    except Exception:
+        return False
+    return True
 
 
 # ---------------------------------------------------------------------------------------------- the model's text

@@ -3,25 +3,23 @@
 import getpass
 import logging
 import socket
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 from agentq import embedded
-from agentq.agent import AgentSpec, make_limits
+from agentq.agent import AgentSpec
 from agentq.config import Settings, load
 from agentq.control import Control
 from agentq.dispatch import Dispatcher
-from agentq.errors import ConfigError, RunCancelledError, RunFailedError, WaitTimeoutError
+from agentq.errors import RunCancelledError, RunFailedError, WaitTimeoutError
 from agentq.heartbeat import Heartbeat
 from agentq.ids import new_id
-from agentq.limits import Limits
+from agentq.inputs import checked_limits, checked_tags, checked_text, json_object
 from agentq.messages import Message
-from agentq.providers.registry import check, resolve
+from agentq.providers.registry import resolve
 from agentq.registry import by_name, unknown
-from agentq.results import to_json
 from agentq.run import Approval, Event, Progress, Result, Run, Status
 from agentq.services import Services
 from agentq.storage import enqueue, migrate, queries
@@ -84,6 +82,9 @@ class Client:
         if self._embedded is not None:
             self._embedded.close()
 
+    def __repr__(self) -> str:
+        return f"Client({self.database.shown_url!r})"
+
     def __enter__(self) -> "Client":
         return self
 
@@ -102,22 +103,26 @@ class Client:
         context: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
         thread: str | None = None,
+        allow_unknown: bool = False,
     ) -> "Handle":
         """Store a run of ``agent`` for the message ``text`` and wake a worker; returns at once.
 
         ``idempotency_key``: the same agent and key give the same run, however often they are sent. ``tags``: text to
         text, searchable. ``context``: JSON values, for tools as ``ctx.context``. ``limits``: changes to the agent's.
+        ``allow_unknown``: take a name that no worker ever had, and let the run wait for one that has it; for producers
+        deployed before their workers.
         Raises UnknownAgentError, ConfigError for values that cannot be stored, ThreadBusyError, UnavailableError
         (nothing is stored then). A broker that is away does not matter: workers find the run.
         """
-        self._check_agent(agent)
+        if not allow_unknown:
+            self._check_agent(agent)
         new = NewRun(
             id=new_id("run"),
             agent=agent,
-            text=_text(text),
-            progress=Progress(limit_overrides=_overrides(limits)),
-            context=_json_object("context", context),
-            tags=_tags(tags),
+            text=checked_text(text),
+            progress=Progress(limit_overrides=checked_limits(limits)),
+            context=json_object("context", context),
+            tags=checked_tags(tags),
             idempotency_key=clean(idempotency_key) if idempotency_key is not None else None,
             thread_id=thread,
         )
@@ -276,62 +281,6 @@ class Handle:
         )
 
 
-class Agent(AgentSpec):
-    """A model, a set of tools and some instructions, run as a loop by workers.
-
-    ``model``: ``"provider:name"`` or a Provider; ``fallback``: models tried when it fails for good. ``tools``:
-    functions, or what ``@tool`` made of them. ``approve``: names of tools whose calls wait for a person. ``output``: a
-    type the final answer must fit.
-    ``limits``: see Limits. ``on_tool_exception``: "report" shows type and message to the model, "fail" ends the run, a
-    function of the exception gives the text. ``model_settings`` are sent to the provider as they are.
-    Raises ConfigError that names what is wrong.
-    """
-
-    def __init__(self, name: str, **definition: Any) -> None:
-        super().__init__(name, **definition)
-        for model in self.models:
-            try:
-                check(model)
-            except ConfigError as error:
-                raise ConfigError(f"agent {name!r}: {error}") from error
-
-    def enqueue(self, text: str, *, client: Client | None = None, **options: Any) -> Handle:
-        """Store a run and wake a worker; options and errors as of ``Client.enqueue``."""
-        client = client or default_client()
-        client.agents.setdefault(self.name, self)
-        return client.enqueue(self.name, text, **options)
-
-    def run(self, text: str, *, timeout: float | None = None, **options: Any) -> Result:
-        """Enqueue and wait; see ``enqueue`` and ``Handle.wait`` for options and errors."""
-        return self.enqueue(text, **options).wait(timeout)
-
-    def thread(self, thread_id: str) -> "Thread":
-        """A stored conversation of this agent."""
-        return Thread(self, thread_id)
-
-
-class Thread:
-    """A conversation: each message sees everything said before. One run at a time."""
-
-    def __init__(self, agent: Agent, thread_id: str) -> None:
-        if not thread_id or len(thread_id) > 200 or clean(thread_id) != thread_id:
-            raise ConfigError("a thread id is a text of 1 to 200 characters")
-        self.agent = agent
-        self.id = thread_id
-
-    def enqueue(self, text: str, **options: Any) -> Handle:
-        """As ``Agent.enqueue``. Raises ThreadBusyError while another run of the thread has not ended."""
-        return self.agent.enqueue(text, thread=self.id, **options)
-
-    def send(self, text: str, *, timeout: float | None = None, **options: Any) -> Result:
-        """Enqueue and wait."""
-        return self.enqueue(text, **options).wait(timeout)
-
-    def history(self, *, client: Client | None = None) -> tuple[Message, ...]:
-        """Every message of the thread, oldest first."""
-        return (client or default_client()).history(self.id)
-
-
 class _LateDispatcher:
     """Imports Celery and connects at the first message: a process that only reads needs neither."""
 
@@ -347,19 +296,6 @@ class _LateDispatcher:
 
         app = producer.make_app(str(self._settings.broker_url), queue=self._settings.queue)
         return producer.CeleryDispatcher(app, queue=self._settings.queue)
-
-
-_default: Client | None = None
-_default_lock = threading.Lock()
-
-
-def default_client() -> Client:
-    """The client of this process for ``Agent.run`` and ``Agent.enqueue``, made from ``AGENTQ_*`` at first use."""
-    global _default  # noqa: PLW0603 - one a process, as the variables are
-    with _default_lock:
-        if _default is None:
-            _default = Client()
-        return _default
 
 
 def with_embedded(settings: Settings, services: "embedded.Embedded | None") -> Settings:
@@ -379,30 +315,3 @@ def whoami() -> str:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError):
         return socket.gethostname()
-
-
-def _text(text: str) -> str:
-    if not text.strip():
-        raise ConfigError("a run needs a message: a text that is not empty")
-    return text
-
-
-def _json_object(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
-    try:
-        found = to_json(dict(value or {}))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} must be a JSON object: {error}") from error
-    return dict(found)
-
-
-def _tags(tags: Mapping[str, str] | None) -> dict[str, str]:
-    found: dict[Any, Any] = dict(tags or {})
-    for key, value in found.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise ConfigError(f"tags map text to text; {key!r}: {value!r} does not")
-    return {clean(key): clean(value) for key, value in found.items()}
-
-
-def _overrides(limits: Mapping[str, Any] | None) -> dict[str, Any]:
-    make_limits(Limits(), limits or {}, "this run")
-    return dict(limits or {})

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from agentq.errors import ConfigError
 
 PREFIX = "AGENTQ_"
+# What tests and the demo tell each other.
+_NO_SETTINGS = ("AGENTQ_TEST_", "AGENTQ_DEMO_")
+BROKERS = ("redis", "rediss", "sentinel", "amqp", "amqps", "pyamqp", "agentq+file")
+
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}")
 
 
 class Settings(BaseModel):
@@ -23,11 +30,23 @@ class Settings(BaseModel):
     agents: str = Field(default="", description="where agents are: module, module:name or file.py, comma-separated")
     home: Path = Field(default=Path(".agentq"), description="folder of the embedded Postgres and broker")
     queue: str = Field(default="agentq", description="prefix of the queues: NAME for steps, NAME.tools for tools")
-    lease_secs: float = Field(default=15.0, ge=1.0, le=3600.0, description="until a dead worker's step is taken over")
+    lease_secs: float = Field(default=15.0, ge=1.0, le=30.0, description="until a dead worker's step is taken over")
     db_pool_size: int = Field(default=5, ge=1, description="Postgres connections a process keeps at most")
     concurrency: int = Field(default=16, ge=1, description="steps at once in a worker (threads)")
     tool_concurrency: int = Field(default=4, ge=1, description="tool calls at once in a worker (processes)")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="of agentq worker")
+
+    @field_validator("broker_url")
+    @classmethod
+    def _broker(cls, value: str | None) -> str | None:
+        # Several brokers of one cluster are separated by ";".
+        for url in (value or "").split(";"):
+            scheme, separator, _ = url.strip().partition("://")
+            if value is not None and not (separator and scheme in BROKERS):
+                # What is no scheme may be a password.
+                shown = f", not {scheme}://" if separator and _SCHEME.fullmatch(scheme) else ""
+                raise ValueError(f"must be redis://, rediss:// or amqp://…{shown}")
+        return value
 
     @field_validator("queue")
     @classmethod
@@ -66,11 +85,17 @@ def load(environment: Mapping[str, str] | None = None, **overrides: Any) -> Sett
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = variable(str(first["loc"][0]))
-        # The URLs may hold a password.
-        given = "" if name.endswith("_URL") else f"={first['input']!r}"
-        raise ConfigError(f"{name}{given}: {first['msg']}; see deploy/agentq.env.example") from error
+        raise ConfigError(_first_problem(error)) from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    name = variable(str(first["loc"][0]))
+    problem = first["msg"].removeprefix("Value error, ")
+    if not name.endswith("_URL"):
+        return f"{name}={first['input']!r}: {problem[0].lower()}{problem[1:]}"
+    # A URL may hold a password.
+    return f"{name} {problem}" if problem.startswith("must ") else f"{name}: {problem}"
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
@@ -79,7 +104,7 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]
     known = {variable(name): name.upper() for name in Settings.model_fields}
     lines = []
     for name in sorted(environment):
-        if name.startswith(PREFIX) and name not in known and not name.startswith("AGENTQ_TEST_"):
+        if name.startswith(PREFIX) and name not in known and not name.startswith(_NO_SETTINGS):
             near = difflib.get_close_matches(name.removeprefix(PREFIX), known.values(), n=1)
             lines.append(f"{name} is not a setting" + (f"; did you mean {PREFIX}{near[0]}?" if near else ""))
     return lines

@@ -4,6 +4,8 @@ import difflib
 import importlib
 import importlib.util
 import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +13,16 @@ from types import ModuleType
 from agentq.agent import AgentSpec
 from agentq.arguments import first_line
 from agentq.errors import ConfigError, UnknownAgentError
+
+PLACES = "--agents/AGENTQ_AGENTS"
+# Where a traceback goes through code that the user did not write.
+_NOT_THEIRS = (
+    str(Path(__file__).parent),
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+    sysconfig.get_path("stdlib"),
+    "<frozen ",
+)
 
 
 def load_agents(places: str) -> dict[str, AgentSpec]:
@@ -56,11 +68,11 @@ def _from_place(place: str) -> list[AgentSpec]:
     if attribute:
         agent = getattr(module, attribute, None)
         if not isinstance(agent, AgentSpec):
-            raise ConfigError(f"AGENTQ_AGENTS: {where} has no agent called {attribute!r}")
+            raise ConfigError(f"{PLACES}: {where} has no agent called {attribute!r}")
         return [agent]
     agents = [value for value in vars(module).values() if isinstance(value, AgentSpec)]
     if not agents:
-        raise ConfigError(f"AGENTQ_AGENTS: {where} defines no Agent at its top level")
+        raise ConfigError(f"{PLACES}: {where} defines no Agent at its top level")
     return agents
 
 
@@ -71,18 +83,34 @@ def _import(where: str) -> ModuleType:
         if "" not in sys.path:
             sys.path.insert(0, "")
         return importlib.import_module(where)
-    except ConfigError:
-        raise
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"AGENTQ_AGENTS: cannot import {where!r}: {error}") from error
     except (Exception, SystemExit) as error:
-        what = f"{type(error).__name__}: {first_line(error)}"
-        raise ConfigError(f"AGENTQ_AGENTS: importing {where!r} raised {what}") from error
+        raise ConfigError(_problem(where, error)) from error
+
+
+def _problem(where: str, error: BaseException) -> str:
+    """One line: what is wrong, and where in the user's own code."""
+    place = _place(error)
+    if isinstance(error, ConfigError):
+        return f"{place}: {error}" if place else str(error)
+    if isinstance(error, ModuleNotFoundError) and place is None:
+        return f"{PLACES}: cannot import {where!r}: {error}"
+    return f"{PLACES}: importing {where!r} failed in {place or where}: {type(error).__name__}: {first_line(error)}"
+
+
+def _place(error: BaseException) -> str | None:
+    """The last of the user's own lines that led to the error: ``bad.py, line 3, in helper``."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}, line {error.lineno}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_NOT_THEIRS):
+            at = f"{Path(frame.filename).name}, line {frame.lineno}"
+            return at if frame.name == "<module>" else f"{at}, in {frame.name}"
+    return None
 
 
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(f"AGENTQ_AGENTS: there is no file {path}")
+        raise ConfigError(f"{PLACES}: there is no file {path}")
     main = sys.modules.get("__main__")
     if main is not None and Path(getattr(main, "__file__", None) or "/").resolve() == path:
         return main
@@ -93,7 +121,7 @@ def _from_file(path: Path) -> ModuleType:
     name = path.stem if path.stem not in sys.modules else f"agentq_agents_{path.stem}_{abs(hash(path))}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"AGENTQ_AGENTS: {path} is not a Python file")
+        raise ConfigError(f"{PLACES}: {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if str(path.parent) not in sys.path:

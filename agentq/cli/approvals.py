@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from agentq.cli import options
-from agentq.cli.output import age, print_json, print_table
+from agentq.cli.output import age, approval_json, print_json, print_table
 from agentq.run import Approval
 
 
@@ -21,11 +21,11 @@ def approvals() -> None:
 @click.pass_obj
 def ls(given: dict[str, Any], /, *, run_id: str | None, decided_too: bool, as_json: bool) -> None:
     """List waiting calls, the oldest first."""
-    with options.client(given) as client:
+    with options.reading_client(given) as client:
         found = client.approvals(run_id=run_id, status=None if decided_too else "pending")
     if as_json:
         for approval in found:
-            print_json(approval)
+            print_json(approval_json(approval))
         return
     print_table(("RUN", "CALL", "STATUS", "AGE", "BY", "TOOL", "ARGUMENTS"), map(_row, found), status=2)
 
@@ -52,7 +52,7 @@ _by = click.option("--by", metavar="NAME", help="Who decides.  [default: you, at
 @click.pass_obj
 def approve(given: dict[str, Any], /, *, run_id: str, call_id: str, by: str | None) -> None:
     """Let a waiting call run."""
-    with options.client(given) as client:
+    with options.reading_client(given) as client:
         client.handle(run_id).approve(call_id, by=by)
     click.echo(f"approved {call_id} of run {run_id}")
 
@@ -65,6 +65,6 @@ def approve(given: dict[str, Any], /, *, run_id: str, call_id: str, by: str | No
 @click.pass_obj
 def reject(given: dict[str, Any], /, *, run_id: str, call_id: str, reason: str, by: str | None) -> None:
     """Do not let a waiting call run; the model sees the reason."""
-    with options.client(given) as client:
+    with options.reading_client(given) as client:
         client.handle(run_id).reject(call_id, reason=reason, by=by)
     click.echo(f"rejected {call_id} of run {run_id}")

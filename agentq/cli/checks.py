@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from secrets import token_hex
 from time import monotonic
 from typing import Any, Literal
@@ -12,7 +13,9 @@ from kombu import Exchange, Queue
 
 from agentq import producer
 from agentq.agent import AgentSpec
-from agentq.cli.options import settings_of
+from agentq.cli.options import missing_keys, settings_of
+from agentq.cli.output import count
+from agentq.cli.program import INFRASTRUCTURE, exit_code
 from agentq.cli.worker import services
 from agentq.config import Settings, unknown_variables
 from agentq.errors import AgentqError
@@ -23,16 +26,19 @@ from agentq_workers.app import tool_queues
 
 OLDEST_POSTGRES = 15
 ROUND_TRIP_SECS = 5.0
+# A worker says every 15 s that it is there.
+SILENCE_SECS = 20.0
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. ``fix`` is what to do, a command where there is one."""
+    """One line of the report. ``fix`` is what to do, a command where there is one; ``code`` is for the exit."""
 
     status: Literal["OK", "WARN", "FAIL"]
     check: str
     message: str
     fix: str | None = None
+    code: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,8 @@ def examine(given: Mapping[str, Any], *, agents: str | None = None) -> Iterator[
             known = load_agents(settings.agents)
         except AgentqError as error:
             yield _failed("agents", error)
+        for line in missing_keys(known or {}):
+            yield Finding("WARN", "keys", line, "set it where the workers run")
         try:
             running = stack.enter_context(services(settings))
             database = Database(str(running.database_url), pool_size=1)
@@ -101,10 +109,12 @@ def _has_failed(findings: Sequence[Finding]) -> bool:
 def _failed(check: str, error: Exception) -> Finding:
     if not isinstance(error, AgentqError):
         first = (str(error).splitlines() or [""])[0]
-        return Finding("FAIL", check, f"{type(error).__name__}: {first}")
+        return Finding("FAIL", check, f"{type(error).__name__}: {first}", code=INFRASTRUCTURE)
     # Our messages end with the next step: "what is wrong; what to do".
     what, separator, fix = error.message.rpartition("; ")
-    return Finding("FAIL", check, what, fix.removeprefix("run: ")) if separator else Finding("FAIL", check, fix)
+    if not separator:
+        return Finding("FAIL", check, fix, code=exit_code(error))
+    return Finding("FAIL", check, what, fix.removeprefix("run: "), exit_code(error))
 
 
 def _database(site: Site) -> Sequence[Finding]:
@@ -112,9 +122,8 @@ def _database(site: Site) -> Sequence[Finding]:
         version = queries.server(connection).version // 10_000
     where = site.database.shown_url
     if version < OLDEST_POSTGRES:
-        return [
-            Finding("FAIL", "database", f"{where} is Postgres {version}", f"use Postgres {OLDEST_POSTGRES} or newer")
-        ]
+        fix = f"use Postgres {OLDEST_POSTGRES} or newer"
+        return [Finding("FAIL", "database", f"{where} is Postgres {version}", fix, INFRASTRUCTURE)]
     return [Finding("OK", "database", f"Postgres {version} at {where}")]
 
 
@@ -180,15 +189,24 @@ def _queues(site: Site) -> Sequence[Finding]:
     with site.database.autocommit() as connection:
         workers = queries.workers(connection)
     steps, tools = site.settings.queue, tool_queues(site.settings, site.agents.values())
-    findings = []
+    findings = [_silent(worker) for worker in workers if _silence(worker) > SILENCE_SECS]
     for queue in (steps, *tools):
         consumers = sum(queue in worker.queues for worker in workers)
         fix = "agentq worker" if queue in (steps, tools[0]) else f"agentq worker --only tools --queues {queue}"
         if consumers:
-            findings.append(Finding("OK", "queues", f"{queue}: {consumers} workers"))
+            findings.append(Finding("OK", "queues", f"{queue}: {count(consumers, 'worker')}"))
         else:
             findings.append(Finding("WARN", "queues", f"{queue}: nobody consumes it, its work waits", fix))
     return findings
+
+
+def _silence(worker: queries.Worker) -> float:
+    return (datetime.now(UTC) - worker.seen_at).total_seconds()
+
+
+def _silent(worker: queries.Worker) -> Finding:
+    message = f"worker {worker.id}: last seen {_silence(worker):.0f} s ago"
+    return Finding("WARN", "queues", message, "none if it was killed: it is forgotten soon; else look at its log")
 
 
 def _connections(site: Site) -> Sequence[Finding]:
@@ -198,8 +216,9 @@ def _connections(site: Site) -> Sequence[Finding]:
     settings = site.settings
     # A pool of processes has one for each call at once, and the main one.
     processes = sum(1 if worker.pool == "thread" else 1 + settings.tool_concurrency for worker in workers)
-    expected = max(processes, 2 + settings.tool_concurrency) * settings.db_pool_size
-    message = f"{len(workers)} workers may open {expected} of {there}"
+    processes = max(processes, 2 + settings.tool_concurrency)
+    expected = processes * settings.db_pool_size
+    message = f"{count(processes, 'process', 'processes')} may open {expected} of {there}"
     if expected > there:
         fix = "lower AGENTQ_DB_POOL_SIZE or AGENTQ_TOOL_CONCURRENCY, raise max_connections, or use PgBouncer"
         return [Finding("WARN", "connections", message, fix)]

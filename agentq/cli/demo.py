@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from agentq.cli import timeline
+from agentq.cli import options, timeline
 from agentq.cli.output import paint
 from agentq.cli.program import FAILED
 from agentq.cli.stage import LEASE_SECS, Stage, name_of, stage
@@ -35,6 +35,7 @@ def demo(ctx: click.Context, /, *, model: str | None, home: Path | None) -> None
     Starts a Postgres, a broker and two Celery workers of its own, runs an agent (agentq/demo.py), kills one worker in
     the middle of a step, and approves a call that waits for a person. Without --model a script plays the model.
     """
+    options.warn_of_unknown_variables()
     _check_model(model)
     if model:
         os.environ["AGENTQ_DEMO_MODEL"] = model
@@ -46,6 +47,9 @@ def demo(ctx: click.Context, /, *, model: str | None, home: Path | None) -> None
         is_ok = Play(built, real=model is not None).run()
     if home:
         click.echo(f"everything is still in {home}: agentq --home {home} runs ls")
+    _say("what next")
+    click.echo("   An agent of your own in ten lines: README.md; its workers: agentq worker --agents my_agents.py")
+    click.echo("   On your own Postgres and broker: set AGENTQ_DATABASE_URL and AGENTQ_BROKER_URL, then agentq doctor")
     ctx.exit(0 if is_ok else FAILED)
 
 

@@ -5,7 +5,6 @@ import click
 from agentq.cli import options
 from agentq.cli.checks import Finding, examine
 from agentq.cli.output import paint_status, print_json
-from agentq.cli.program import INFRASTRUCTURE
 
 
 @click.command()
@@ -13,7 +12,10 @@ from agentq.cli.program import INFRASTRUCTURE
 @options.as_json
 @click.pass_context
 def doctor(ctx: click.Context, /, *, places: str | None, as_json: bool) -> None:
-    """Check the installation, one line a check, with the fix. Exit code 3 if something does not work."""
+    """Check the installation, one line a check, with the fix.
+
+    Exit code 3 if the database or the broker does not work, 2 if settings, agents or the schema are wrong.
+    """
     findings: list[Finding] = []
     for finding in examine(ctx.obj, agents=places):
         findings.append(finding)
@@ -22,7 +24,7 @@ def doctor(ctx: click.Context, /, *, places: str | None, as_json: bool) -> None:
     is_ok = all(finding.status != "FAIL" for finding in findings)
     if as_json:
         print_json({"ok": is_ok, "checks": findings})
-    ctx.exit(0 if is_ok else INFRASTRUCTURE)
+    ctx.exit(max((finding.code for finding in findings), default=0))
 
 
 def _print(finding: Finding) -> None:

@@ -4,12 +4,18 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 
+from agentq import embedded
+from agentq.agent import AgentSpec
+from agentq.cli.program import say
 from agentq.client import Client
-from agentq.config import Settings, load
+from agentq.config import Settings, load, unknown_variables
+from agentq.errors import ConfigError
+from agentq.providers.registry import missing_key
 from agentq.registry import load_agents
 
 as_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout: one object, or one a line for lists.")
@@ -26,6 +32,38 @@ agents = click.option(
 def settings_of(given: Mapping[str, Any], **more: Any) -> Settings:
     """The settings: options first, then ``AGENTQ_*``. Raises ConfigError."""
     return load(os.environ, **given, **more)
+
+
+def warn_of_unknown_variables() -> None:
+    """A misspelt variable changes nothing, which nobody notices unless told."""
+    for line in unknown_variables():
+        say(line)
+
+
+def missing_keys(agents: Mapping[str, AgentSpec]) -> list[str]:
+    """One line for each provider key that these agents need and that is not set here."""
+    needed: dict[str, set[str]] = {}
+    for agent in agents.values():
+        for key in filter(None, map(missing_key, agent.models)):
+            needed.setdefault(key, set()).add(agent.name)
+    return [f"{key} is not set here; needed by {', '.join(sorted(names))}" for key, names in sorted(needed.items())]
+
+
+@contextmanager
+def reading_client(given: Mapping[str, Any]) -> Iterator[Client]:
+    """A client for a command that looks at what is there: nothing there yet is not made for it."""
+    settings = settings_of(given)
+    if settings.database_url is None and not embedded.exists(settings.home):
+        raise ConfigError(
+            f"there is no embedded database in {_shown(settings.home)} yet; "
+            "start one with agentq worker, or set AGENTQ_DATABASE_URL"
+        )
+    with client(given) as opened:
+        yield opened
+
+
+def _shown(home: Path) -> str:
+    return str(home) if home.is_absolute() else f"./{home}"
 
 
 @contextmanager

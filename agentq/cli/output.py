@@ -4,11 +4,14 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 import click
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
+
+from agentq.run import Approval
 
 _STATUS_COLOURS = {
     "completed": "green",
@@ -25,6 +28,14 @@ _STATUS_COLOURS = {
 def print_json(value: Any) -> None:
     """One value, one line."""
     click.echo(to_json(value, fallback=str).decode())
+
+
+def approval_json(approval: Approval) -> dict[str, Any]:
+    """An approval with its arguments as the object they are; as text only where the model sent no JSON."""
+    try:
+        return asdict(approval) | {"arguments": from_json(approval.arguments)}
+    except ValueError:
+        return asdict(approval)
 
 
 def paint(text: str, colour: str | None = None, **style: Any) -> str:
@@ -69,6 +80,11 @@ def age(since: datetime) -> str:
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"
     return f"{int(seconds)}s"
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """A number and its noun: ``1 worker``, ``2 workers``."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
 def local(moment: datetime) -> str:

@@ -10,7 +10,7 @@ from pydantic_core import to_json
 
 from agentq import producer
 from agentq.cli import options, timeline
-from agentq.cli.output import print_json
+from agentq.cli.output import approval_json, print_json
 from agentq.cli.program import FAILED, WAITS, say
 from agentq.client import Client, Handle
 from agentq.errors import AgentqError, ErrorInfo, RunCancelledError, RunFailedError
@@ -40,6 +40,7 @@ def run(ctx: click.Context, /, agent: str, text: str, *, places: str | None, as_
     command is interrupted, the run goes on.
     """
     wait, watch, timeout = given.pop("wait"), given.pop("watch"), given.pop("timeout")
+    options.warn_of_unknown_variables()
     with options.client(ctx.obj, places=places) as client:
         _check_services(client)
         handle = client.enqueue(agent, text, **given)
@@ -89,7 +90,7 @@ def _timeline(handle: Handle) -> Iterator[None]:
 
 def _print_result(result: Result, *, as_json: bool) -> None:
     if as_json:
-        print_json(result)
+        print_json(result.__dict__ | {"approvals": [approval_json(approval) for approval in result.approvals]})
     elif result.stop_reason == "needs_approval":
         say(f"run {result.run_id} waits for a person")
         print_approvals(result.approvals)

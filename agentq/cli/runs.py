@@ -7,11 +7,13 @@ import click
 from pydantic_core import to_json
 
 from agentq.cli import options, timeline
-from agentq.cli.output import age, local, paint, paint_status, print_json, print_table
+from agentq.cli.output import age, approval_json, local, paint, paint_status, print_json, print_table
 from agentq.cli.run import print_approvals
 from agentq.client import Handle
 from agentq.messages import AssistantMessage, Message, ToolMessage
 from agentq.run import Run, Status
+
+RESULT_CHARS = 500
 
 
 @click.group()
@@ -29,7 +31,7 @@ def runs() -> None:
 @click.pass_obj
 def ls(given: dict[str, Any], /, *, as_json: bool, **filters: Any) -> None:
     """List runs, the newest first."""
-    with options.client(given) as client:
+    with options.reading_client(given) as client:
         if filters["before"]:
             client.handle(filters["before"]).status()
         found = client.runs(**filters)
@@ -59,13 +61,14 @@ def _end(run: Run) -> str | None:
 @click.pass_obj
 def show(given: dict[str, Any], /, *, run_id: str, messages: bool, as_json: bool) -> None:
     """Show one run: where it stands, what it did, what it waits for."""
-    with options.client(given) as client:
+    with options.reading_client(given) as client:
         handle = client.handle(run_id)
         run = handle.run()
         transcript = handle.messages() if messages else None
         if as_json:
             more = {} if transcript is None else {"messages": transcript}
-            events, approvals = list(handle.events(follow=False)), client.approvals(run_id=run_id, status=None)
+            events = list(handle.events(follow=False))
+            approvals = [approval_json(approval) for approval in client.approvals(run_id=run_id, status=None)]
             print_json(asdict(run) | {"events": events, "approvals": approvals} | more)
             return
         _print_run(run)
@@ -115,7 +118,7 @@ def _print_messages(messages: tuple[Message, ...]) -> None:
 def _said(message: Message) -> list[tuple[str, str]]:
     match message:
         case ToolMessage(result=result):
-            return [("tool", f"{result.name} -> {result.text}")]
+            return [("tool", f"{result.name} -> {_shortened(result.text)}")]
         case AssistantMessage():
             calls = [("calls", f"{call.name} {call.arguments}") for call in message.calls]
             return ([("model", message.text)] if message.text else []) + calls
@@ -123,9 +126,15 @@ def _said(message: Message) -> list[tuple[str, str]]:
             return [("user", message.text)]
 
 
+def _shortened(text: str) -> str:
+    if len(text) <= RESULT_CHARS:
+        return text
+    return f"{text[:RESULT_CHARS]}… ({len(text)} characters; --json has them all)"
+
+
 def _print_outcome(run: Run) -> None:
     if run.error is not None:
-        click.echo(f"\n{paint_status('failed')}: {run.error.message} ({run.error.code})")
+        click.echo(f"\n{paint_status(run.status)}: {run.error.message} ({run.error.code})")
     elif run.text is not None or run.output is not None:
         click.echo(f"\n{run.text if run.text is not None else to_json(run.output).decode()}")
 
@@ -135,7 +144,7 @@ def _print_outcome(run: Run) -> None:
 @click.pass_obj
 def cancel(given: dict[str, Any], /, *, run_id: str) -> None:
     """End a run: nothing new starts, a call that is running may still come back."""
-    with options.client(given) as client:
+    with options.reading_client(given) as client:
         before = client.handle(run_id).run()
         status = client.handle(run_id).cancel()
     if before.is_terminal:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import click
@@ -11,12 +11,13 @@ from agentq import embedded, producer
 from agentq.agent import AgentSpec
 from agentq.cli import options
 from agentq.cli.pools import Child, Kind, Lifeline, Pool, environment
+from agentq.cli.program import say
 from agentq.cli.supervisor import supervise
 from agentq.client import with_embedded
 from agentq.config import Settings
 from agentq.errors import ConfigError
 from agentq.registry import load_agents
-from agentq.storage import migrate
+from agentq.storage import leases, migrate
 from agentq.storage.database import Database
 from agentq_workers.app import tool_queues
 
@@ -50,6 +51,7 @@ def worker(
     """
     if queues and only == "steps":
         raise click.UsageError("--queues is for tools; with --only steps there are none")
+    options.warn_of_unknown_variables()
     settings = options.settings_of(ctx.obj, agents=places, **numbers)
     agents = load_agents(settings.agents)
     if not agents:
@@ -57,6 +59,9 @@ def worker(
     with services(settings) as running:
         pools = make_pools(running, agents, only=only, queues=queues)
         check(running)
+        _know_agents(running, agents)
+        for line in options.missing_keys(agents):
+            say(line)
         _say_what_runs(running, agents, pools, is_embedded=settings.is_embedded)
         if only and not settings.is_embedded:
             _become(pools[0], running)
@@ -96,6 +101,14 @@ def check(settings: Settings) -> None:
     migrate.check(database)
     database.dispose()
     producer.check_broker(producer.make_app(str(settings.broker_url), queue=settings.queue))
+
+
+def _know_agents(settings: Settings, agents: Iterable[str]) -> None:
+    """Before the pools are there, which takes seconds: a run enqueued right after this command is not refused."""
+    database = Database(str(settings.database_url))
+    with database.autocommit() as connection:
+        leases.know_agents(connection, sorted(agents))
+    database.dispose()
 
 
 def _say_what_runs(

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from agentq.embedded import ownership, postgres
 from agentq.errors import ConfigError
 
-__all__ = ["Embedded", "start"]
+__all__ = ["Embedded", "exists", "start"]
 
 
 class Embedded:
@@ -45,6 +45,7 @@ def start(root: Path | str = ".agentq") -> Embedded:
     folder = Path(root).expanduser().resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _keep_out_of_git(folder)
         with ownership.serialised(folder) as start_lock:
             owner = ownership.own(folder)
             try:
@@ -58,6 +59,17 @@ def start(root: Path | str = ".agentq") -> Embedded:
             f"the embedded database cannot use {folder}: {error}; choose another folder, or set AGENTQ_DATABASE_URL"
         ) from error
     return Embedded(folder, url, owner)
+
+
+def exists(root: Path | str = ".agentq") -> bool:
+    """Whether there is a database in ``root``, started or not."""
+    return (Path(root).expanduser() / "pg").is_dir()
+
+
+def _keep_out_of_git(folder: Path) -> None:
+    ignore = folder / ".gitignore"
+    if not any(folder.iterdir()):
+        ignore.write_text("*\n")
 
 
 def _give_up(root: Path, owner: int) -> None:

@@ -1,6 +1,7 @@
 """From a "provider:model" string to the provider that answers it."""
 
 import difflib
+import os
 import re
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ from agentq.errors import ConfigError
 from agentq.providers.anthropic import Anthropic
 from agentq.providers.base import Provider
 from agentq.providers.openai_chat import OpenAIChat
-from agentq.providers.profiles import PROFILES
+from agentq.providers.profiles import PROFILES, variable
 
 KNOWN = ("openai", "anthropic", *(name for name in PROFILES if name != "openai"))
 _BARE = ((re.compile(r"gpt-|chatgpt-|o\d"), "openai"), (re.compile(r"claude-"), "anthropic"))
@@ -34,6 +35,18 @@ def resolve(model: str | Provider) -> tuple[Provider, str]:
         make: Callable[[str], Provider] = Anthropic if name == "anthropic" else OpenAIChat
         return make(name), model_name
     return model, getattr(model, "model", "") or model.name
+
+
+def missing_key(model: object) -> str | None:
+    """The variable of the key that a model named by a string needs, if it is not set here."""
+    if not isinstance(model, str):
+        return None
+    name, _ = _split(model)
+    if name != "anthropic" and not PROFILES[name].key_required:
+        return None
+    key = variable(name, "API_KEY")
+    others = ("ANTHROPIC_AUTH_TOKEN",) if name == "anthropic" else ()
+    return None if any(os.environ.get(each, "").strip() for each in (key, *others)) else key
 
 
 def _split(model: str) -> tuple[str, str]:

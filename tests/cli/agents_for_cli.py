@@ -13,6 +13,7 @@ class Place(BaseModel):
 @tool(idempotent=True)
 def add(a: int, b: int) -> int:
     """Add."""
+    print(f"adding {a} and {b}")  # noqa: T201
     return a + b
 
 
@@ -22,6 +23,13 @@ def render() -> str:
     return "done"
 
 
+@tool
+def read() -> str:
+    """Read."""
+    return "x" * 2000
+
+
+long = Agent("long", model=Scripted([Call("read"), "read"]), tools=[read])
 plain = Agent("plain", model=Scripted(["fine"]))
 adder = Agent("adder", model=Scripted([Call("add", {"a": 1, "b": 2}), "three"]), tools=[add, render])
 gated = Agent(

@@ -14,9 +14,9 @@ NOWHERE = "postgresql://postgres:secret@127.0.0.1:1/agentq"
 NO_REDIS = "redis://:secret@127.0.0.1:1/0"
 
 
-def test_a_database_that_may_not_be_written_is_code_2(installation: Program) -> None:
+def test_a_database_that_is_read_only_as_in_a_failover_is_code_3(installation: Program) -> None:
     read_only = f"{installation.settings['AGENTQ_DATABASE_URL']}?options=-cdefault_transaction_read_only%3Don"
-    assert "read-only" in one_line(installation("run", "plain", "hi", AGENTQ_DATABASE_URL=read_only), 2)
+    assert "read-only" in one_line(installation("run", "plain", "hi", AGENTQ_DATABASE_URL=read_only), 3)
 
 
 def test_an_unknown_agent_is_answered_with_the_nearest_one(installation: Program) -> None:
@@ -59,7 +59,8 @@ def test_a_broker_that_is_away_is_code_3_and_no_run_is_written(
 
 @pytest.mark.parametrize("words", [("run", "plain", "hi"), ("worker",)])
 def test_a_broker_nobody_knows_is_code_2(installation: Program, words: tuple[str, ...]) -> None:
-    assert "AGENTQ_BROKER_URL" in one_line(installation(*words, AGENTQ_BROKER_URL="carrier-pigeon://roof"), 2)
+    line = one_line(installation(*words, AGENTQ_BROKER_URL="carrier-pigeon://u:secret@roof"), 2)
+    assert line == "AGENTQ_BROKER_URL must be redis://, rediss:// or amqp://…, not carrier-pigeon://"
 
 
 MODULES: dict[str, tuple[str, str]] = {
@@ -153,3 +154,22 @@ def test_a_message_of_spaces_is_code_2(installation: Program) -> None:
 
 def test_a_revision_that_does_not_exist_is_code_2(program: Program) -> None:
     assert "0001" in one_line(program("db", "sql", "nope"), 2)
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "plan", "hi"), ("worker", "--agents", "nowhere.py"), ("demo", "--model", "x")]
+)
+def test_a_misspelt_variable_is_told_where_it_would_matter(installation: Program, words: tuple[str, ...]) -> None:
+    done = installation(*words, AGENTQ_LEASE_SEC="3")
+    assert done.code == 2
+    first, second = done.err.splitlines()
+    assert first == "agentq: AGENTQ_LEASE_SEC is not a setting; did you mean AGENTQ_LEASE_SECS?"
+    assert "LEASE" not in second
+
+
+@pytest.mark.parametrize("words", [("runs", "ls"), ("runs", "show", "run_1"), ("approvals", "ls")])
+def test_to_look_at_nothing_makes_no_database(program: Program, words: tuple[str, ...]) -> None:
+    assert one_line(program(*words), 2) == (
+        "there is no embedded database in ./.agentq yet; start one with agentq worker, or set AGENTQ_DATABASE_URL"
+    )
+    assert list(program.folder.iterdir()) == []

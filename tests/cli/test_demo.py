@@ -26,6 +26,7 @@ def test_a_killed_workers_run_is_finished_by_the_other_and_nothing_is_left(progr
     for words in ("kill -9 of worker", "step recovered", "attempt 2", "waits for a person", "approved by", "answers"):
         assert words in done.out
     assert "\x1b" not in done.out
+    assert done.out.splitlines()[-3] == "== what next"
     killed = done.out.partition("kill -9 of worker ")[2][0]
     resumed = next(line for line in done.out.splitlines() if "attempt 2" in line)
     assert f"[worker {'B' if killed == 'A' else 'A'}]" in resumed

@@ -1,8 +1,13 @@
 """The doctor: one line a check, the fix beside it, and never a traceback."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from sqlalchemy import text
+
+from agentq.storage import leases
 from agentq.storage.database import Database
 from tests.cli.program import Done, Program
 
@@ -39,7 +44,7 @@ def test_a_missing_schema_fails_and_the_fix_is_the_command(
     installation: Program, new_database_url: Callable[[], str]
 ) -> None:
     done = installation("doctor", "--json", AGENTQ_DATABASE_URL=new_database_url())
-    assert done.code == 3
+    assert done.code == 2
     (schema,) = [check for check in done.json["checks"] if check["check"] == "schema"]
     assert (schema["status"], schema["fix"]) == ("FAIL", "agentq db upgrade")
 
@@ -51,12 +56,34 @@ def test_a_mistyped_variable_is_a_warning_with_the_right_name(installation: Prog
 
 def test_a_wrong_setting_is_a_failure(installation: Program) -> None:
     done = installation("doctor", "--json", AGENTQ_LEASE_SECS="0")
-    assert (done.code, statuses(done)) == (3, {"settings": "FAIL"})
+    assert (done.code, statuses(done)) == (2, {"settings": "FAIL"})
 
 
 def test_agents_that_cannot_be_imported_fail_beside_the_other_checks(installation: Program) -> None:
-    found = statuses(installation("doctor", "--json", "--agents", "nowhere.py"))
-    assert (found["agents"], found["database"], found["broker"]) == ("FAIL", "OK", "OK")
+    done = installation("doctor", "--json", "--agents", "nowhere.py")
+    found = statuses(done)
+    assert (done.code, found["agents"], found["database"], found["broker"]) == (2, "FAIL", "OK", "OK")
+    assert [check["check"] for check in done.json["checks"]].count("agents") == 1
+
+
+def test_a_key_that_the_agents_models_need_is_missed(installation: Program, tmp_path: Path) -> None:
+    (tmp_path / "keyed.py").write_text("from agentq import Agent\na = Agent('a', model='openai:gpt-5.2')\n")
+    out = installation("doctor", "--agents", "keyed.py").out
+    assert "WARN  keys        OPENAI_API_KEY is not set here; needed by a" in out
+    assert "keys" not in installation("doctor", "--agents", "keyed.py", OPENAI_API_KEY="sk-x").out
+
+
+def test_workers_are_counted_and_a_silent_one_is_told(installation: Program, database: Database) -> None:
+    queue = installation.settings["AGENTQ_QUEUE"]
+    with database.autocommit() as connection:
+        leases.seen(connection, "steps@a:1", pool="thread", queues=[queue], agents=[])
+        leases.seen(connection, "tools@a:2", pool="prefork", queues=[f"{queue}.tools"], agents=[])
+        connection.execute(text("UPDATE agentq.workers SET seen_at = now() - interval '30 s' WHERE id = 'tools@a:2'"))
+    out = installation("doctor").out
+    assert f"{queue}: 1 worker\n" in out
+    assert re.search(r"WARN  queues      worker tools@a:2: last seen 3\d s ago\n", out)
+    assert "steps@a:1" not in out
+    assert "3 processes may open 15 of " in out
 
 
 def test_the_round_trip_works_on_each_broker(installation: Program, broker_url: str) -> None:

@@ -132,6 +132,14 @@ def test_a_run_is_shown_with_its_steps_and_its_conversation(served: Program) -> 
     assert shown["messages"][-1]["text"] == "three"
 
 
+def test_a_long_result_is_shown_in_part_and_whole_as_json(served: Program) -> None:
+    run_id = enqueue(served, "long")
+    wait_for(served, run_id, "completed")
+    text = served("runs", "show", run_id, "--messages").out
+    assert f"{'x' * 500}… (2000 characters; --json has them all)" in text
+    assert show(served, run_id)["messages"][-2]["result"]["text"] == "x" * 2000
+
+
 def test_a_run_that_waits_is_shown_with_what_decides_on_it(served: Program) -> None:
     run_id = enqueue(served, "gated")
     wait_for(served, run_id, "waiting")
@@ -142,6 +150,7 @@ def test_a_cancelled_run_ends_and_a_second_cancel_says_so(served: Program) -> No
     run_id = enqueue(served, "gated")
     wait_for(served, run_id, "waiting")
     assert "is cancelled" in served("runs", "cancel", run_id).out
+    assert "failed" not in served("runs", "show", run_id).out
     assert "had ended before: cancelled" in served("runs", "cancel", run_id).out
 
 
@@ -152,7 +161,7 @@ def test_a_decision_is_recorded_once_with_who_made_it(served: Program) -> None:
     run_id = enqueue(served, "gated")
     wait_for(served, run_id, "waiting")
     (waiting,) = served("approvals", "ls", "--run", run_id, "--json").lines
-    assert (waiting["call_id"], waiting["status"]) == ("call_7", "pending")
+    assert (waiting["call_id"], waiting["status"], waiting["arguments"]) == ("call_7", "pending", {"a": 1, "b": 2})
     assert served("approvals", "reject", run_id, "call_7", "--reason", "too dear", "--by", "anna").code == 0
     late = served("approvals", "approve", run_id, "call_7")
     assert late.code == 1

@@ -1,12 +1,13 @@
 """``agentq worker``: both pools in one command, started, watched, stopped, and never left behind."""
 
+import re
 import signal
 from pathlib import Path
 
 import psutil
 import pytest
 
-from agentq.storage import queries
+from agentq.storage import leases, queries
 from agentq.storage.database import Database
 from tests.cli.conftest import ready
 from tests.cli.program import Program, processes_of, processes_with
@@ -35,9 +36,27 @@ def test_it_serves_runs_and_one_sigterm_stops_it_cleanly(installation: Program, 
     assert installation("run", "adder", "1 + 2").out == "three\n"
     assert worker.end() == 0
     assert "stopped" in worker.text()
+    # What a tool prints is as it is, each pool has its name, and Celery does not speak of each task.
+    assert "\nadding 1 and 2\n" in worker.text()
+    assert all(re.search(rf"^\[{kind}\] .* ready\.$", worker.text(), re.M) for kind in ("steps", "tools"))
+    assert not re.search("Warning:|received|succeeded", worker.text())
     assert processes_with(queue) == []
     with database.autocommit() as connection:
         assert queries.workers(connection) == []
+
+
+def test_its_agents_are_known_before_its_pools_work_and_keys_they_miss_are_told(
+    installation: Program, database: Database
+) -> None:
+    (installation.folder / "keyed.py").write_text("from agentq import Agent\na = Agent('a', model='groq:x')\n")
+    installation.settings["AGENTQ_AGENTS"] += ",keyed.py"
+    with database.autocommit() as connection:
+        leases.know_agents(connection, ["another"])
+    worker = installation.start("worker")
+    worker.says("agents    a, adder")
+    assert "agentq: GROQ_API_KEY is not set here; needed by a\n" in worker.text()
+    assert "ready." not in worker.text()
+    assert installation("run", "plain", "hi", AGENTQ_AGENTS="").out == "fine\n"
 
 
 def test_a_pool_that_dies_is_started_again_and_leaves_no_process(installation: Program) -> None:
@@ -98,6 +117,7 @@ def test_with_nothing_configured_the_embedded_services_are_started_and_stopped(
     installation.settings["AGENTQ_HOME"] = str(short_folder)
     worker = ready(installation.start("worker"))
     assert "embedded" in worker.text()
+    assert (short_folder / ".gitignore").read_text() == "*\n"
     assert installation("run", "adder", "1 + 2").out == "three\n"
     assert worker.end() == 0
     eventually(lambda: not processes_with(str(short_folder)), what="the server has stopped")

@@ -28,7 +28,8 @@ class Facts:
 
 
 def make(**changes: Any) -> AgentSpec:
-    return AgentSpec(**({"name": "test", "model": "openai:gpt-5.2"} | changes))
+    name = changes.pop("name", "test")
+    return AgentSpec(name, **({"model": "openai:gpt-5.2"} | changes))
 
 
 def test_a_definition_is_kept() -> None:
@@ -64,6 +65,8 @@ def test_an_agent_with_nothing_to_recall_says_so() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        ({"modell": "openai:x"}, "there is no argument 'modell'; did you mean 'model'?"),
+        ({"zzz": 1}, "there is no argument 'zzz'"),
         ({"name": "風林"}, "agent '風林'"),
         ({"name": "my agent"}, "agent 'my agent'"),
         ({"name": None}, "agent None"),
@@ -114,6 +117,11 @@ def test_a_model_nobody_provides_is_refused(model: Any) -> None:
         Agent("test", model=model)
     with pytest.raises(ConfigError):
         Agent("test", model="openai:gpt-5.2", fallback=[model])
+
+
+def test_a_model_must_be_given() -> None:
+    with pytest.raises(ConfigError, match="agent 'test': missing a required argument: 'model'"):
+        Agent("test")  # type: ignore[call-arg]
 
 
 def test_changes_of_limits_keep_the_others() -> None:

@@ -67,6 +67,28 @@ def test_a_wrong_url_is_not_repeated_for_it_may_hold_a_password() -> None:
     assert "hunter2" not in str(made.value)
 
 
+@pytest.mark.parametrize(
+    "url", ["redis://h/0", "rediss://h", "amqp://u:p@h//", "pyamqp://h;amqps://h", "agentq+file:///x"]
+)
+def test_a_broker_that_is_served_is_taken(url: str) -> None:
+    assert load({}, broker_url=url).broker_url == url
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("kafka://u:hunter2@h", "redis://, rediss:// or amqp://…, not kafka://"),
+        ("redis://h;sqs://hunter2", "redis://, rediss:// or amqp://…, not sqs://"),
+        ("hunter2", "redis://, rediss:// or amqp://…"),
+        ("u:hunter2@h://x", "redis://, rediss:// or amqp://…"),
+    ],
+)
+def test_another_broker_is_refused_in_one_line_without_its_password(url: str, says: str) -> None:
+    with pytest.raises(ConfigError) as made:
+        load({"AGENTQ_BROKER_URL": url})
+    assert str(made.value) == f"AGENTQ_BROKER_URL must be {says}"
+
+
 def test_unknown_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match="AGENTQ_COLOUR"):
         load({}, colour="red")

@@ -70,7 +70,7 @@ def test_a_file_named_like_a_module_does_not_take_its_place(tmp_path: Path) -> N
 
 def test_a_file_that_failed_is_tried_again_whole(tmp_path: Path) -> None:
     path = write(tmp_path, "some_agents.py", ONE + "raise RuntimeError('not\\nready')\n")
-    assert refusal(path).endswith("raised RuntimeError: not")
+    assert refusal(path).endswith("failed in some_agents.py, line 3: RuntimeError: not")
     write(tmp_path, "some_agents.py", TWO)
     assert set(load_agents(path)) == {"helper", "boss"}
 
@@ -79,14 +79,26 @@ def test_a_file_that_failed_is_tried_again_whole(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("x = 1", "defines no Agent at its top level"),
-        ("import no_such_module_at_all", "no_such_module_at_all"),
-        ("def broken(:", "SyntaxError"),
+        (
+            "import no_such_module_at_all",
+            "failed in some_agents.py, line 1: ModuleNotFoundError: No module",
+        ),
+        ("\ndef broken(:", "failed in some_agents.py, line 2: SyntaxError"),
+        ("def helper():\n    1 / 0\nhelper()", "failed in some_agents.py, line 2, in helper: ZeroDivisionError"),
+        ("import json\njson.loads('x')", "failed in some_agents.py, line 2: JSONDecodeError"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("from agentq.agent import AgentSpec\nAgentSpec('no good', model='openai:x')", "agent 'no good'"),
+        ("import agentq\nagentq.Agent('no good', model='openai:x')", "some_agents.py, line 2: agent 'no good'"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_one_line(tmp_path: Path, text: str, says: str) -> None:
     assert says in refusal(write(tmp_path, "some_agents.py", text))
+
+
+def test_a_module_that_another_one_misses_is_told_with_who_imports_it(tmp_path: Path) -> None:
+    write(tmp_path, "some_helper.py", "import os\nimport no_such_module_at_all\n")
+    line = refusal(write(tmp_path, "some_agents.py", "import some_helper\n"))
+    assert line.startswith("--agents/AGENTQ_AGENTS: importing ")
+    assert "failed in some_helper.py, line 2: ModuleNotFoundError" in line
 
 
 def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:

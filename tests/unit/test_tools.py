@@ -261,8 +261,8 @@ def call_back(value: type[Odd] | Odd) -> None: ...
     [
         (never, "'value'"),
         (no_such_type, "Nothing"),
-        (odd_default, "'value'"),
-        (infinite_default, "'value'"),
+        (odd_default, "parameter 'value': its default object() is not JSON; use None or a JSON value"),
+        (infinite_default, "parameter 'value': its default inf is not JSON; use None or a JSON value"),
         (positional, "'value'"),
         (many, "'values'"),
         (context_by_position, "'ctx'"),

@@ -10,7 +10,7 @@ from agentq.config import Settings, load
 from agentq.errors import ConfigError
 from agentq.registry import by_name, load_agents
 from agentq.wire import TOOL_QUEUE
-from agentq_workers.lifecycle import attach
+from agentq_workers import connection, lifecycle, log
 from agentq_workers.runtime import Runtime
 from agentq_workers.tasks import register
 
@@ -34,12 +34,17 @@ def make_app(settings: Settings | None = None, *, agents: Iterable[AgentSpec] | 
         worker_prefetch_multiplier=1,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,  # what a tool prints is no warning of ours
+        # Celery gives up on the whole pool when a child is not up in 4 s, as on a machine that is busy.
+        worker_proc_alive_timeout=60.0,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
     )
     runtime = Runtime(settings, known, app)
     register(app, runtime)
-    attach(app, runtime)
+    lifecycle.attach(app, runtime)
+    connection.attach(app)
+    log.attach(app, settings)
     return app
 
 

@@ -42,6 +42,8 @@ def _before_start(app: Celery, runtime: Runtime) -> Any:
             return
         # Before the fork, so that the leases and events of the pool's children say which worker it was.
         runtime.name = f"{getattr(sender, 'hostname', socket.gethostname())}:{os.getpid()}"
+        if not runtime.agents:
+            sys.stderr.write("agentq: this worker has no agents, so its runs wait for another; set AGENTQ_AGENTS\n")
         try:
             migrate.check(runtime.database)
         except AgentqError as error:

@@ -1,0 +1,110 @@
+"""Agents and threads as their users hold them: the definition, and the ways to run it."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any, TypedDict, Unpack
+
+from agentq.agent import AgentSpec
+from agentq.client import Client, Handle
+from agentq.errors import ConfigError
+from agentq.messages import Message
+from agentq.providers.registry import check
+from agentq.run import Result
+from agentq.text import clean
+
+
+class RunOptions(TypedDict, total=False):
+    """What a run may be given beside its message; see ``Client.enqueue``."""
+
+    idempotency_key: str | None
+    tags: Mapping[str, str] | None
+    context: Mapping[str, Any] | None
+    limits: Mapping[str, Any] | None
+    allow_unknown: bool
+
+
+class Agent(AgentSpec):
+    """A model, a set of tools and some instructions, run as a loop by workers.
+
+    ``model``: ``"provider:name"`` or a Provider; ``fallback``: models tried when it fails for good. ``tools``:
+    functions, or what ``@tool`` made of them. ``approve``: names of tools whose calls wait for a person. ``output``: a
+    type the final answer must fit.
+    ``limits``: see Limits. ``on_tool_exception``: "report" shows type and message to the model, "fail" ends the run, a
+    function of the exception gives the text. ``model_settings`` are sent to the provider as they are.
+    Raises ConfigError that names what is wrong.
+    """
+
+    def _check_model(self, model: Any) -> None:
+        try:
+            check(model)
+        except ConfigError as error:
+            raise ConfigError(f"agent {self.name!r}: {error}") from error
+
+    def enqueue(
+        self, text: str, *, client: Client | None = None, thread: str | None = None, **options: Unpack[RunOptions]
+    ) -> Handle:
+        """Store a run and wake a worker; options and errors as of ``Client.enqueue``."""
+        client = client or default_client()
+        client.agents.setdefault(self.name, self)
+        return client.enqueue(self.name, text, thread=thread, **options)
+
+    def run(
+        self,
+        text: str,
+        *,
+        timeout: float | None = None,
+        client: Client | None = None,
+        thread: str | None = None,
+        **options: Unpack[RunOptions],
+    ) -> Result:
+        """Enqueue and wait; see ``enqueue`` and ``Handle.wait`` for options and errors."""
+        return self.enqueue(text, client=client, thread=thread, **options).wait(timeout)
+
+    def thread(self, thread_id: str) -> "Thread":
+        """A stored conversation of this agent."""
+        return Thread(self, thread_id)
+
+
+class Thread:
+    """A conversation: each message sees everything said before. One run at a time."""
+
+    def __init__(self, agent: Agent, thread_id: str) -> None:
+        if not thread_id or len(thread_id) > 200 or clean(thread_id) != thread_id:
+            raise ConfigError("a thread id is a text of 1 to 200 characters")
+        self.agent = agent
+        self.id = thread_id
+
+    def __repr__(self) -> str:
+        return f"Thread({self.id!r}, {self.agent!r})"
+
+    def enqueue(self, text: str, *, client: Client | None = None, **options: Unpack[RunOptions]) -> Handle:
+        """As ``Agent.enqueue``. Raises ThreadBusyError while another run of the thread has not ended."""
+        return self.agent.enqueue(text, client=client, thread=self.id, **options)
+
+    def send(
+        self,
+        text: str,
+        *,
+        timeout: float | None = None,
+        client: Client | None = None,
+        **options: Unpack[RunOptions],
+    ) -> Result:
+        """Enqueue and wait."""
+        return self.enqueue(text, client=client, **options).wait(timeout)
+
+    def history(self, *, client: Client | None = None) -> tuple[Message, ...]:
+        """Every message of the thread, oldest first."""
+        return (client or default_client()).history(self.id)
+
+
+_default: Client | None = None
+_default_lock = threading.Lock()
+
+
+def default_client() -> Client:
+    """The client of this process for ``Agent.run`` and ``Agent.enqueue``, made from ``AGENTQ_*`` at first use."""
+    global _default  # noqa: PLW0603 - one a process, as the variables are
+    with _default_lock:
+        if _default is None:
+            _default = Client()
+        return _default

@@ -1,0 +1,39 @@
+"""What a producer gives with a run, checked before anything is stored."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentq.agent import make_limits
+from agentq.errors import ConfigError
+from agentq.limits import Limits
+from agentq.results import to_json
+from agentq.text import clean
+
+
+def checked_text(text: object) -> str:
+    if not isinstance(text, str):
+        raise ConfigError(f"a run needs a message: a text, not {text!r}")
+    if not text.strip():
+        raise ConfigError("a run needs a message: a text that is not empty")
+    return text
+
+
+def json_object(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+    try:
+        found = to_json(dict(value or {}))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what} must be a JSON object: {error}") from error
+    return dict(found)
+
+
+def checked_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
+    found: dict[Any, Any] = dict(tags or {})
+    for key, value in found.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise ConfigError(f"tags map text to text; {key!r}: {value!r} does not")
+    return {clean(key): clean(value) for key, value in found.items()}
+
+
+def checked_limits(limits: Mapping[str, Any] | None) -> dict[str, Any]:
+    make_limits(Limits(), limits or {}, "this run")
+    return dict(limits or {})
