@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -23,6 +23,19 @@ _NOTICE_A_DEAD_PEER = {
 }
 
 
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() not in ("postgresql", "postgres"):
+            raise ConfigError(f"AGENTQ_DATABASE_URL must be a Postgres URL, not {parsed.get_backend_name()}://")
+        parsed = parsed.set(drivername="postgresql+psycopg")
+        # Ports and hosts in the query are looked at only here.
+        parsed.get_dialect()().create_connect_args(parsed)
+    except ArgumentError as error:
+        raise ConfigError("AGENTQ_DATABASE_URL is not a URL; it looks like postgresql://user@host:5432/name") from error
+    return parsed
+
+
 class Database:
     """An engine for this process, made at first use and made anew in a forked child.
 
@@ -31,15 +44,7 @@ class Database:
     """
 
     def __init__(self, url: str, *, pool_size: int = 5) -> None:
-        try:
-            parsed = make_url(url)
-        except ArgumentError as error:
-            raise ConfigError(
-                "AGENTQ_DATABASE_URL is not a URL; it looks like postgresql://user@host:5432/name"
-            ) from error
-        if parsed.get_backend_name() not in ("postgresql", "postgres"):
-            raise ConfigError(f"AGENTQ_DATABASE_URL must be a Postgres URL, not {parsed.get_backend_name()}://")
-        self.url = parsed.set(drivername="postgresql+psycopg")
+        self.url = _parse(url)
         self._pool_size = pool_size
         self._lock = threading.Lock()
         self._engine: Engine | None = None

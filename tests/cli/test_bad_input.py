@@ -15,7 +15,8 @@ NO_REDIS = "redis://:secret@127.0.0.1:1/0"
 
 
 def test_a_database_that_is_read_only_as_in_a_failover_is_code_3(installation: Program) -> None:
-    read_only = f"{installation.settings['AGENTQ_DATABASE_URL']}?options=-cdefault_transaction_read_only%3Don"
+    url = installation.settings["AGENTQ_DATABASE_URL"]
+    read_only = f"{url}{'&' if '?' in url else '?'}options=-cdefault_transaction_read_only%3Don"
     assert "read-only" in one_line(installation("run", "plain", "hi", AGENTQ_DATABASE_URL=read_only), 3)
 
 

@@ -81,6 +81,7 @@ def test_the_revisions_make_what_the_queries_expect(migrated_database: Database)
         ("not a url", "is not a URL"),
         ("mysql://root@localhost/x", "must be a Postgres URL, not mysql"),
         ("", "is not a URL"),
+        ("postgresql://me@/x?host=/tmp&port=5432?options=x", "is not a URL"),
     ],
 )
 def test_a_wrong_url_is_one_clear_line(url: str, says: str) -> None:
