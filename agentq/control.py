@@ -9,6 +9,7 @@ from agentq.agent import AgentSpec
 from agentq.errors import ErrorInfo, LeaseLost
 from agentq.hooks import EndRun
 from agentq.messages import ToolResult
+from agentq.outcomes import Cancelled, Decided
 from agentq.results import to_text
 from agentq.run import Snapshot
 from agentq.saving import Saver
@@ -18,7 +19,7 @@ from agentq.steps.tool_batch import CallDone
 from agentq.storage import children, control, queries
 from agentq.storage.rows import CallRef
 from agentq.storage.steps import Again, NewEvent
-from agentq.transition import Cancelled, Decided, decide
+from agentq.transition import decide
 
 logger = logging.getLogger(__name__)
 

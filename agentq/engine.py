@@ -13,6 +13,7 @@ from agentq.errors import AgentqError, ConfigError, ErrorInfo, LeaseLost, Unavai
 from agentq.heartbeat import Lease
 from agentq.limits import MAX_ATTEMPTS
 from agentq.messages import ToolResult
+from agentq.outcomes import BatchOpened, CallsFinished, Failed
 from agentq.run import OpenCall, Snapshot
 from agentq.saving import CallEnd, call_data, only_call
 from agentq.services import Services
@@ -25,7 +26,7 @@ from agentq.storage import calls, steps
 from agentq.storage.calls import ClaimedCall
 from agentq.storage.rows import CallRef, Claim
 from agentq.storage.steps import NewEvent
-from agentq.transition import BatchOpened, CallsFinished, Failed, decide
+from agentq.transition import decide
 
 logger = logging.getLogger(__name__)
 

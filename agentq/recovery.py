@@ -5,6 +5,7 @@ import logging
 from agentq.engine import Engine
 from agentq.errors import ErrorInfo, LeaseLost, UnavailableError
 from agentq.limits import MAX_ATTEMPTS
+from agentq.outcomes import CallsFinished, Cancelled, Failed
 from agentq.run import OpenCall, Snapshot
 from agentq.saving import CallEnd, call_data, only_call
 from agentq.steps.base import Done
@@ -13,7 +14,6 @@ from agentq.storage import calls, leases, steps
 from agentq.storage.leases import Due
 from agentq.storage.rows import Claim
 from agentq.storage.steps import NewEvent
-from agentq.transition import CallsFinished, Cancelled, Failed
 
 logger = logging.getLogger(__name__)
 

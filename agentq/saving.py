@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from agentq.errors import UnavailableError
 from agentq.ids import new_id
 from agentq.messages import ToolResult
+from agentq.outcomes import Cancelled, Transition
 from agentq.run import OpenCall, Progress, Snapshot
 from agentq.services import Services
 from agentq.steps.review import reply_of_turn
@@ -20,7 +21,7 @@ from agentq.storage import calls, children, enqueue, steps
 from agentq.storage.enqueue import NewRun
 from agentq.storage.rows import CallRef, Claim
 from agentq.storage.steps import Again, CancelRequested, NewEvent, Next
-from agentq.transition import Cancelled, Transition, cancel, decide
+from agentq.transition import cancel, decide
 from agentq.wire import STEP_QUEUE, BatchMessage, CallMessage, StepMessage, WakeUp
 
 logger = logging.getLogger(__name__)

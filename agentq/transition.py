@@ -1,142 +1,30 @@
 """The state machine: ``decide(snapshot, outcome)`` says what a step changed and what comes next. No I/O, no clock."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, assert_never
 
 from agentq.errors import ErrorInfo
 from agentq.limits import MAX_CALLS_PER_REPLY, MAX_EMPTY_REPLIES, MAX_INVALID_OUTPUTS
-from agentq.messages import AssistantMessage, Message, ToolMessage, ToolResult, Usage, UserMessage
-from agentq.retry import wait_secs
-from agentq.run import CallKind, Ending, OpenCall, Phase, Snapshot, Status
-
-# ---------------------------------------------------------------------------------------------- outcomes of a step
-
-
-@dataclass(frozen=True)
-class Recalled:
-    """The recall step is done; ``facts`` go with the coming model call."""
-
-    facts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class PlannedCall:
-    """A call checked against the agent's tools. ``result`` is there when it cannot run (bad name, bad arguments)."""
-
-    call_id: str
-    tool: str
-    kind: CallKind = "tool"
-    queue: str = ""
-    timeout_secs: float = 60.0
-    idempotent: bool = False
-    review: bool = False
-    result: ToolResult | None = None
-
-
-@dataclass(frozen=True)
-class Output:
-    """A structured answer: ``value`` when it fits the schema, ``problem`` when not.
-
-    ``index`` is the call it came in (one of those that are taken), None when it came as text.
-    """
-
-    value: Any = None
-    problem: str | None = None
-    index: int | None = None
-
-
-@dataclass(frozen=True)
-class Replied:
-    """The model answered. ``calls`` matches ``message.calls``; ``output`` is set where the agent wants one."""
-
-    message: AssistantMessage
-    usage: Usage
-    calls: tuple[PlannedCall, ...] = ()
-    output: Output | None = None
-
-
-@dataclass(frozen=True)
-class ModelFailed:
-    """The provider refused or failed. ``models`` is how many the agent has; ``jitter`` is in [0, 1)."""
-
-    error: ErrorInfo
-    retryable: bool
-    retry_after: float | None
-    models: int
-    jitter: float
-
-
-@dataclass(frozen=True)
-class Reviewed:
-    """The calls that need a person, by index; none lets the batch run."""
-
-    gated: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Decided:
-    """People have decided on every gated call; the rejected ones are closed in the snapshot already."""
-
-
-@dataclass(frozen=True)
-class BatchOpened:
-    """The batch was fanned out; its calls report one by one. ``results``: those of calls that cannot run any more."""
-
-    results: tuple[tuple[int, ToolResult], ...] = ()
-
-
-@dataclass(frozen=True)
-class CallsFinished:
-    """Every call has its result: ``results`` are those of this step. ``fatal`` is a tool's fault that ends the run."""
-
-    results: tuple[tuple[int, ToolResult], ...] = ()
-    fatal: ErrorInfo | None = None
-
-
-@dataclass(frozen=True)
-class HookEnded:
-    """A hook ended the run. ``message`` is the reply it saw, ``results`` what had come back by then."""
-
-    output: Any = None
-    message: AssistantMessage | None = None
-    usage: Usage = Usage()
-    results: tuple[tuple[int, ToolResult], ...] = ()
-
-
-@dataclass(frozen=True)
-class Failed:
-    error: ErrorInfo
-
-
-@dataclass(frozen=True)
-class Cancelled:
-    """Somebody asked for it while no step was running."""
-
-
-Outcome = (
-    Recalled | Replied | ModelFailed | Reviewed | Decided | BatchOpened | CallsFinished | HookEnded | Failed | Cancelled
+from agentq.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage
+from agentq.outcomes import (
+    BatchOpened,
+    CallsFinished,
+    Cancelled,
+    Decided,
+    Failed,
+    HookEnded,
+    ModelFailed,
+    Outcome,
+    Output,
+    PlannedCall,
+    Recalled,
+    Replied,
+    Reviewed,
+    Transition,
 )
-
-# ---------------------------------------------------------------------------------------------- what it leads to
-
-
-@dataclass(frozen=True)
-class Transition:
-    """The change as a value; storage applies it only if seq and lease still match.
-
-    ``messages`` are (position, message) pairs; ``opened`` are new calls, ``closed`` the results of old and new ones;
-    ``delay_secs`` is when the next step is due (None: not by time); ``approvals`` are the calls put before a person.
-    """
-
-    snapshot: Snapshot
-    messages: tuple[tuple[int, Message], ...] = ()
-    opened: tuple[OpenCall, ...] = ()
-    closed: tuple[tuple[int, ToolResult], ...] = ()
-    approvals: tuple[OpenCall, ...] = ()
-    delay_secs: float | None = None
-    ending: Ending | None = None
-    note: dict[str, Any] | None = None
+from agentq.retry import wait_secs
+from agentq.run import Ending, OpenCall, Phase, Snapshot, Status
 
 
 class UnexpectedOutcomeError(Exception):

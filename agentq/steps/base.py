@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from agentq.agent import AgentSpec
 from agentq.context import RunContext
 from agentq.hooks import EndRun, Hooks
+from agentq.outcomes import Outcome
 from agentq.run import Snapshot
-from agentq.transition import Outcome
 
 logger = logging.getLogger(__name__)
 

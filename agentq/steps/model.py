@@ -7,6 +7,7 @@ from agentq.agent import AgentSpec
 from agentq.errors import ErrorInfo, ProviderError
 from agentq.hooks import EndRun
 from agentq.messages import AssistantMessage
+from agentq.outcomes import HookEnded, ModelFailed, Replied
 from agentq.output import OUTPUT_TOOL
 from agentq.providers.base import ModelReply, ModelRequest, ToolSpec
 from agentq.run import Snapshot
@@ -14,7 +15,6 @@ from agentq.services import Services
 from agentq.steps.base import Done, call_hooks, context, guarded
 from agentq.steps.plan import plan, structured, with_ids
 from agentq.storage import steps as storage
-from agentq.transition import HookEnded, ModelFailed, Replied
 
 
 def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done:

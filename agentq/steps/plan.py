@@ -4,10 +4,10 @@ from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
 from agentq.limits import MAX_CALLS_PER_REPLY, MAX_DEPTH
 from agentq.messages import AssistantMessage, ToolCall, ToolResult
+from agentq.outcomes import Output, PlannedCall
 from agentq.output import OUTPUT_TOOL, OutputInvalidError
 from agentq.run import Snapshot
 from agentq.text import cut as shorten
-from agentq.transition import Output, PlannedCall
 from agentq.wire import TOOL_QUEUE
 
 

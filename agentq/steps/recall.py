@@ -6,12 +6,12 @@ from functools import partial
 from agentq.agent import AgentSpec
 from agentq.hooks import EndRun
 from agentq.messages import UserMessage
+from agentq.outcomes import HookEnded, Recalled
 from agentq.run import Snapshot
 from agentq.services import Services
 from agentq.steps.base import Done, call_hooks, context, guarded
 from agentq.storage import steps as storage
 from agentq.text import clean
-from agentq.transition import HookEnded, Recalled
 
 logger = logging.getLogger(__name__)
 

@@ -4,11 +4,11 @@ from sqlalchemy import Connection
 
 from agentq.agent import AgentSpec
 from agentq.messages import AssistantMessage
+from agentq.outcomes import Reviewed
 from agentq.run import Snapshot
 from agentq.services import Services
 from agentq.steps.base import Done
 from agentq.storage import steps as storage
-from agentq.transition import Reviewed
 
 
 def review(snapshot: Snapshot, _: AgentSpec, services: Services) -> Done:

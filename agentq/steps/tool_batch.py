@@ -11,6 +11,7 @@ from agentq.heartbeat import Lease
 from agentq.hooks import EndRun
 from agentq.invoke import ToolCancelledError, ToolTimeoutError, invoke
 from agentq.messages import ToolCall, ToolResult
+from agentq.outcomes import CallsFinished, HookEnded
 from agentq.results import to_text
 from agentq.run import OpenCall, Snapshot
 from agentq.services import Services
@@ -19,7 +20,6 @@ from agentq.steps.review import reply_of_turn
 from agentq.storage.rows import CallRef
 from agentq.text import clean, cut
 from agentq.tools import Tool
-from agentq.transition import CallsFinished, HookEnded
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from sqlalchemy import Connection, text
 from agentq.errors import ConfigError, LeaseLost
 from agentq.limits import MAX_LANES
 from agentq.messages import Message, ToolMessage, load_message
+from agentq.outcomes import Transition
 from agentq.run import OpenCall, Snapshot
 from agentq.storage.rows import CALL_COLUMNS, SNAPSHOT_COLUMNS, Claim, dump, to_claim, to_open_call, to_snapshot
-from agentq.transition import Transition
 from agentq.wire import CallMessage, StepMessage
 
 # Set for one statement in its own transaction: a claim lost with a crashing server is only work to be claimed again
@@ -241,25 +241,11 @@ def commit(
     texts put before a person, by call index. Raises LeaseLost or CancelRequested, with nothing written.
     """
     snapshot, ending = transition.snapshot, transition.ending
-    values = {
-        "run_id": snapshot.run_id,
-        "old_seq": snapshot.seq - 1,
+    values = _run_values(transition) | {
         "token": token,
-        "seq": snapshot.seq,
-        "status": snapshot.status,
-        "phase": snapshot.phase,
-        "turn": snapshot.turn,
-        "progress": snapshot.progress.model_dump_json(exclude_defaults=True),
-        "message_count": snapshot.message_count,
         "events": len(events),
-        "open_calls": len(snapshot.pending),
         "queue": following.queue,
         "timeout_secs": following.timeout_secs,
-        "delay_secs": transition.delay_secs,
-        "ended": ending is not None,
-        "stop_reason": ending.stop_reason if ending else None,
-        "output": dump(ending.output) if ending and ending.stop_reason in ("output", "hook_end") else None,
-        "error": ending.error.model_dump_json() if ending and ending.error else None,
         "even_if_cancelled": even_if_cancelled,
     }
     row = connection.execute(_COMMIT, values).first()
@@ -279,6 +265,26 @@ def commit(
     _many(connection, _INSERT_APPROVAL, asked)
     if ending is not None and snapshot.phase in ("review", "tools"):
         connection.execute(_CLOSE_APPROVALS, {"run_id": snapshot.run_id})
+
+
+def _run_values(transition: Transition) -> dict[str, Any]:
+    snapshot, ending = transition.snapshot, transition.ending
+    return {
+        "run_id": snapshot.run_id,
+        "old_seq": snapshot.seq - 1,
+        "seq": snapshot.seq,
+        "status": snapshot.status,
+        "phase": snapshot.phase,
+        "turn": snapshot.turn,
+        "progress": snapshot.progress.model_dump_json(exclude_defaults=True),
+        "message_count": snapshot.message_count,
+        "open_calls": len(snapshot.pending),
+        "delay_secs": transition.delay_secs,
+        "ended": ending is not None,
+        "stop_reason": ending.stop_reason if ending else None,
+        "output": dump(ending.output) if ending and ending.stop_reason in ("output", "hook_end") else None,
+        "error": ending.error.model_dump_json() if ending and ending.error else None,
+    }
 
 
 def _refused(connection: Connection, snapshot: Snapshot, token: UUID | None) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from agentq.errors import ErrorInfo
 from agentq.messages import AssistantMessage, Stop, ToolCall, ToolResult, Usage
+from agentq.outcomes import ModelFailed, Output, PlannedCall, Replied, Transition
 from agentq.run import Progress, Snapshot
-from agentq.transition import ModelFailed, Output, PlannedCall, Replied, Transition
 
 
 def fresh(**changes: Any) -> Snapshot:

@@ -11,9 +11,10 @@ from pydantic import BaseModel
 from agentq.agent import AgentSpec
 from agentq.limits import Limits
 from agentq.messages import AssistantMessage, Stop, ToolCall, Usage
+from agentq.outcomes import Replied, Transition
 from agentq.steps.plan import plan, structured, with_ids
 from agentq.tools import tool
-from agentq.transition import Replied, Transition, decide
+from agentq.transition import decide
 from tests.unit.loop import codes, fresh
 
 

@@ -8,9 +8,7 @@ import pytest
 from agentq.errors import ErrorInfo
 from agentq.limits import MAX_CALLS_PER_REPLY, MAX_DEPTH, MAX_EMPTY_REPLIES, MAX_LANES, MAX_RESULT_CHARS, Limits
 from agentq.messages import AssistantMessage, ToolMessage, Usage, UserMessage
-from agentq.retry import LONGEST_HINT_SECS, MODEL_TRIES, backoff_secs, wait_secs
-from agentq.run import TERMINAL, OpenCall, Phase, Snapshot, Status
-from agentq.transition import (
+from agentq.outcomes import (
     BatchOpened,
     CallsFinished,
     Cancelled,
@@ -24,10 +22,10 @@ from agentq.transition import (
     Replied,
     Reviewed,
     Transition,
-    UnexpectedOutcomeError,
-    cancel,
-    decide,
 )
+from agentq.retry import LONGEST_HINT_SECS, MODEL_TRIES, backoff_secs, wait_secs
+from agentq.run import TERMINAL, OpenCall, Phase, Snapshot, Status
+from agentq.transition import UnexpectedOutcomeError, cancel, decide
 from tests.unit.loop import answer, asks, bad, call, calls, codes, error_code, failure, fresh, result, roles
 
 FAULT = ErrorInfo(code="internal_error", message="broken")

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from agentq.errors import ErrorInfo
 from agentq.limits import MAX_CALLS_PER_REPLY, Limits
 from agentq.messages import AssistantMessage, Message, Stop, ToolMessage, ToolResult, Usage
-from agentq.run import OpenCall, Progress, Snapshot
-from agentq.transition import (
+from agentq.outcomes import (
     BatchOpened,
     CallsFinished,
     Cancelled,
@@ -24,9 +23,9 @@ from agentq.transition import (
     Replied,
     Reviewed,
     Transition,
-    cancel,
-    decide,
 )
+from agentq.run import OpenCall, Progress, Snapshot
+from agentq.transition import cancel, decide
 from tests.unit.loop import answer, asks, bad, call, failure, fresh, result
 
 FAULT = ErrorInfo(code="internal_error", message="broken")
