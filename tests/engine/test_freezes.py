@@ -1,0 +1,94 @@
+"""A process that is frozen with locks in its hands (SIGSTOP, a paused machine) must not stop the others."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from agentq import Agent
+from agentq.providers.scripted import Scripted
+from agentq.storage import leases, steps
+from agentq.storage.database import Database
+from agentq.wire import BatchMessage
+from tests.engine.drain import Died, Drain
+from tests.engine.freezes import batch
+from tests.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.crash
+def test_a_worker_frozen_while_it_saves_a_call_stops_neither_the_sweep_nor_its_run(database: Database) -> None:
+    die: list[bool] = []
+
+    def probe(point: str, what: str) -> None:
+        if (point, what) == ("claimed", "call") and die:
+            raise Died
+
+    drain = Drain(database, test := batch(), probe=probe)
+    handle = drain.enqueue(test)
+    while not isinstance(drain.wake_ups[0], BatchMessage):
+        drain.do(drain.wake_ups.pop(0))
+    first, second, _ = drain.wake_ups.pop(0).lanes
+    url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    command = [sys.executable, "-m", "tests.engine.freezes", url, first.run_id, str(first.seq), str(first.index)]
+    frozen = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        assert frozen.stdout is not None
+        assert frozen.stdout.readline() == b"frozen\n"
+        # A sibling is lost for the third time: its verdict needs the row that the frozen one holds.
+        die.append(True)
+        with pytest.raises(Died):
+            drain.do(second)
+        die.clear()
+        drain.wake_ups.clear()
+        with database.transaction() as connection:
+            connection.exec_driver_sql("update agentq.tool_calls set lease_until = now(), attempt = 3 where index = 1")
+
+        def recovered() -> bool:
+            drain.sweep()
+            drain.work()
+            drain.age(70)
+            return handle.run().is_terminal
+
+        eventually(recovered, within=60, what="the run goes on without the frozen process")
+        assert handle.result().text == "done"
+    finally:
+        frozen.kill()
+        frozen.communicate()
+
+
+def test_a_row_that_somebody_holds_does_not_cost_other_runs_their_leases(database: Database) -> None:
+    drain = Drain(database, test := Agent("test", model=Scripted(["done"])))
+    tokens = {}
+    for handle in (drain.enqueue(test), drain.enqueue(test)):
+        with database.autocommit() as connection:
+            claimed = steps.claim(connection, handle.id, 0, lease_secs=5, worker="me")
+        assert claimed
+        tokens[claimed[0].token] = handle.id
+    held, free = tokens.values()
+    left = "select extract(epoch from lease_until - now()) from agentq.runs where id = %s"
+    with database.transaction() as holder, database.autocommit() as connection:
+        holder.exec_driver_sql("select 1 from agentq.runs where id = %s for update", (held,))
+        renewing = threading.Thread(target=leases.renew, args=(connection, tokens), kwargs={"lease_secs": 500})
+        renewing.start()
+        renewing.join(10)
+        assert not renewing.is_alive()
+        assert holder.exec_driver_sql(left, (free,)).scalar_one() > 400
+        assert holder.exec_driver_sql(left, (held,)).scalar_one() < 6
+
+
+def test_a_renewal_tells_which_runs_are_to_be_cancelled(database: Database) -> None:
+    drain = Drain(database, test := Agent("test", model=Scripted(["done"])))
+    handle = drain.enqueue(test)
+    with database.autocommit() as connection:
+        claimed = steps.claim(connection, handle.id, 0, lease_secs=5, worker="me")
+        assert claimed
+        token = claimed[0].token
+        held = {token: handle.id, uuid4(): handle.id}
+        assert leases.renew(connection, held, lease_secs=5) == set()
+        handle.cancel()
+        assert leases.renew(connection, held, lease_secs=5) == {token}
