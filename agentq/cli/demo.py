@@ -21,6 +21,8 @@ QUESTIONS = ("Order 77 arrived broken.", "Where is my order 78?", "Is order 78 o
 PATIENCE_SECS = 60.0
 PATIENCE_WITH_MODEL_SECS = 300.0
 LOOK_SECS = 0.02
+# A step that is held for longer than this is killed in its middle.
+HELD_SECS = 0.3
 
 
 @click.command()
@@ -72,11 +74,11 @@ class Play:
 
     def __init__(self, built: Stage, *, real: bool) -> None:
         self.stage = built
-        self.is_real = real
         self.give_up = time.monotonic() + (PATIENCE_WITH_MODEL_SECS if real else PATIENCE_SECS)
         self.runs: dict[str, Handle] = {}
         self._seen: dict[str, int] = {}
         self._recovered: dict[str, datetime] = {}
+        self._held: dict[tuple[str, int], float] = {}
 
     def run(self) -> bool:
         """True if every run was completed, the interrupted one too."""
@@ -125,8 +127,9 @@ class Play:
     def _is_in_the_middle(self, run: Run) -> bool:
         if run.lease_until is None or name_of(run.worker) is None:
             return False
-        # The script's slow tool: nothing else there takes long enough to be hit.
-        return run.turn >= 1 if self.is_real else run.turn >= 2 and run.phase == "tools"
+        since = self._held.setdefault((run.id, run.seq), time.monotonic())
+        # Long enough to be hit: the slow tool, or a model that takes its time.
+        return run.turn >= 1 and time.monotonic() - since > HELD_SECS
 
     def approve(self) -> None:
         for approval in self.stage.client.approvals():
