@@ -16,7 +16,7 @@ from agentq.dispatch import Dispatcher
 from agentq.errors import RunCancelledError, RunFailedError, WaitTimeoutError
 from agentq.heartbeat import Heartbeat
 from agentq.ids import new_id
-from agentq.inputs import checked_limits, checked_tags, checked_text, json_object
+from agentq.inputs import checked_key, checked_limits, checked_tags, checked_text, json_object
 from agentq.messages import Message
 from agentq.providers.registry import resolve
 from agentq.registry import by_name, unknown
@@ -26,6 +26,7 @@ from agentq.storage import enqueue, migrate, queries
 from agentq.storage.database import Database
 from agentq.storage.enqueue import NewRun
 from agentq.text import clean
+from agentq.tools import check_name
 from agentq.wire import StepMessage, WakeUp
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Client:
         agents: Iterable[AgentSpec] = (),
     ) -> None:
         settings = settings or load(database_url=database_url, broker_url=broker_url)
-        self._embedded = embedded.start(settings.home) if settings.is_embedded else None
+        self._embedded = start_embedded(settings) if settings.is_embedded else None
         self.settings = with_embedded(settings, self._embedded)
         self.database = Database(str(self.settings.database_url), pool_size=settings.db_pool_size)
         if settings.database_url is None:
@@ -114,6 +115,7 @@ class Client:
         Raises UnknownAgentError, ConfigError for values that cannot be stored, ThreadBusyError, UnavailableError
         (nothing is stored then). A broker that is away does not matter: workers find the run.
         """
+        check_name("agent", agent)
         if not allow_unknown:
             self._check_agent(agent)
         new = NewRun(
@@ -123,8 +125,8 @@ class Client:
             progress=Progress(limit_overrides=checked_limits(limits)),
             context=json_object("context", context),
             tags=checked_tags(tags),
-            idempotency_key=clean(idempotency_key) if idempotency_key is not None else None,
-            thread_id=thread,
+            idempotency_key=checked_key("idempotency_key", idempotency_key),
+            thread_id=checked_key("thread", thread),
         )
         with self.database.transaction() as connection:
             run_id = enqueue.insert(connection, new)
@@ -296,6 +298,11 @@ class _LateDispatcher:
 
         app = producer.make_app(str(self._settings.broker_url), queue=self._settings.queue)
         return producer.CeleryDispatcher(app, queue=self._settings.queue)
+
+
+def start_embedded(settings: Settings) -> "embedded.Embedded":
+    """What is not configured: Postgres and broker, or the broker alone."""
+    return embedded.start(settings.home) if settings.database_url is None else embedded.broker_only(settings.home)
 
 
 def with_embedded(settings: Settings, services: "embedded.Embedded | None") -> Settings:

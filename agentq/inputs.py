@@ -9,6 +9,8 @@ from agentq.limits import Limits
 from agentq.results import to_json
 from agentq.text import clean
 
+MAX_KEY_CHARS = 200
+
 
 def checked_text(text: object) -> str:
     if not isinstance(text, str):
@@ -16,6 +18,15 @@ def checked_text(text: object) -> str:
     if not text.strip():
         raise ConfigError("a run needs a message: a text that is not empty")
     return text
+
+
+def checked_key(what: str, value: object) -> str | None:
+    """A text that goes into an index: short, and without what Postgres refuses."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_KEY_CHARS:
+        raise ConfigError(f"{what} is a text of 1 to {MAX_KEY_CHARS} characters")
+    return clean(value)
 
 
 def json_object(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:

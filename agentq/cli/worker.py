@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import click
 
-from agentq import embedded, producer
+from agentq import producer
 from agentq.agent import AgentSpec
 from agentq.cli import options
 from agentq.cli.pools import Child, Kind, Lifeline, Pool, environment
 from agentq.cli.program import say
 from agentq.cli.supervisor import supervise
-from agentq.client import with_embedded
+from agentq.client import start_embedded, with_embedded
 from agentq.config import Settings
 from agentq.errors import ConfigError
 from agentq.registry import load_agents
@@ -74,7 +74,7 @@ def services(settings: Settings) -> Iterator[Settings]:
     if not settings.is_embedded:
         yield settings
         return
-    with embedded.start(settings.home) as started:
+    with start_embedded(settings) as started:
         running = with_embedded(settings, started)
         if settings.database_url is None:
             database = Database(str(running.database_url))

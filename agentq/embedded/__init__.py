@@ -15,11 +15,11 @@ __all__ = ["Embedded", "exists", "start"]
 class Embedded:
     """One claim on the server of a folder. The server stops when the last claim is closed or its process is gone."""
 
-    def __init__(self, root: Path, database_url: str, owner: int) -> None:
+    def __init__(self, root: Path, database_url: str = "", owner: int | None = None) -> None:
         self.root = root
         self.database_url = database_url
         self.broker_url = f"agentq+file://{quote(str(root / 'broker'))}"
-        self._owner: int | None = owner
+        self._owner = owner
 
     def close(self) -> None:
         """Give up this claim; the last one waits until the server has stopped. A second call does nothing."""
@@ -59,6 +59,18 @@ def start(root: Path | str = ".agentq") -> Embedded:
             f"the embedded database cannot use {folder}: {error}; choose another folder, or set AGENTQ_DATABASE_URL"
         ) from error
     return Embedded(folder, url, owner)
+
+
+def broker_only(root: Path | str = ".agentq") -> Embedded:
+    """The broker's folder alone, for a machine that has a Postgres of its own; ``database_url`` is empty."""
+    folder = Path(root).expanduser().resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _keep_out_of_git(folder)
+    except OSError as error:
+        message = f"the embedded broker cannot use {folder}: {error}; choose another folder, or set AGENTQ_BROKER_URL"
+        raise ConfigError(message) from error
+    return Embedded(folder)
 
 
 def exists(root: Path | str = ".agentq") -> bool:

@@ -35,6 +35,11 @@ def told(error: BaseException) -> str:
     return ": ".join(filter(None, (type(error).__name__, text)))
 
 
+def is_stopped(error: BaseException) -> bool:
+    """Whether this is the pool ending its process: billiard's handler of a signal exits with -(256 - signal)."""
+    return isinstance(error, SystemExit) and isinstance(error.code, int) and -256 < error.code < -192
+
+
 def guarded(call: Callable[[], T]) -> T:
     """Call the user's code; what is no Exception (SystemExit, CancelledError) becomes one: it would end the thread."""
     try:
@@ -42,6 +47,8 @@ def guarded(call: Callable[[], T]) -> T:
     except Exception:
         raise
     except BaseException as error:
+        if is_stopped(error):
+            raise
         raise RuntimeError(told(error)) from error
 
 

@@ -15,7 +15,7 @@ from agentq.outcomes import CallsFinished, HookEnded
 from agentq.results import to_text
 from agentq.run import OpenCall, Snapshot
 from agentq.services import Services
-from agentq.steps.base import call_hooks, context, told
+from agentq.steps.base import call_hooks, context, is_stopped, told
 from agentq.steps.review import reply_of_turn
 from agentq.storage.rows import CallRef
 from agentq.text import clean, cut
@@ -81,7 +81,10 @@ def _run(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lea
     except ToolCancelledError:
         text = "The run was cancelled while the tool was running: it may or may not have taken effect."
         return CallDone(ToolResult.error(asked, "cancelled", text))
-    except (Exception, RecursionError, SystemExit) as error:
+    except (Exception, SystemExit) as error:
+        if is_stopped(error):
+            # The process is told to go, the tool did nothing wrong: what becomes of the call is the sweep's to say.
+            raise
         return _failed(asked, agent, error)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from psycopg import ProgrammingError
+from psycopg.conninfo import make_conninfo
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -30,8 +32,11 @@ def _parse(url: str) -> URL:
             raise ConfigError(f"AGENTQ_DATABASE_URL must be a Postgres URL, not {parsed.get_backend_name()}://")
         parsed = parsed.set(drivername="postgresql+psycopg")
         # Ports and hosts in the query are looked at only here.
-        parsed.get_dialect()().create_connect_args(parsed)
-    except ArgumentError as error:
+        _, options = parsed.get_dialect()().create_connect_args(parsed)
+        make_conninfo(**{name: value for name, value in options.items() if name not in ("context", "autocommit")})
+    except ProgrammingError as error:
+        raise ConfigError(f"AGENTQ_DATABASE_URL: {str(error).strip().splitlines()[0]}") from error
+    except (ArgumentError, ValueError) as error:
         raise ConfigError("AGENTQ_DATABASE_URL is not a URL; it looks like postgresql://user@host:5432/name") from error
     return parsed
 

@@ -36,6 +36,7 @@ def current(database: Database) -> str | None:
 
 def upgrade(database: Database) -> None:
     """Apply what is missing, in one transaction; safe to run twice and from two places at once."""
+    _refuse_newer(current(database))
     config = _config()
     with database.transaction() as connection:
         config.attributes["connection"] = connection
@@ -56,22 +57,26 @@ def sql(revisions: str = "head") -> str:
     return config.output_buffer.getvalue()
 
 
+def _refuse_newer(found: str | None) -> None:
+    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
+    if found is not None and found not in known:
+        raise SchemaOutdatedError(
+            f"the database's schema {found} is newer than this release ({head()}); install the newer agentq here",
+            found=found,
+            wanted=head(),
+        )
+
+
 def check(database: Database) -> None:
     """Raises SchemaOutdatedError, naming the command, unless the database is at this release's revision."""
     found, wanted = current(database), head()
     if found == wanted:
         return
-    known = {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
     if found is None:
         raise SchemaOutdatedError(
             "the database has no agentq schema; run: agentq db upgrade", found=None, wanted=wanted
         )
-    if found not in known:
-        raise SchemaOutdatedError(
-            f"the database's schema {found} is newer than this release ({wanted}); install the newer agentq here",
-            found=found,
-            wanted=wanted,
-        )
+    _refuse_newer(found)
     raise SchemaOutdatedError(
         f"the database's schema is at {found}, this release needs {wanted}; run: agentq db upgrade",
         found=found,

@@ -11,6 +11,7 @@ import pytest
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
+from agentq import embedded
 from agentq.embedded.broker import POLLING_SECONDS, connection_options
 from agentq.embedded.folder import MessageFolder
 from agentq.errors import ConfigError
@@ -204,3 +205,10 @@ def test_celery_workers_on_threads_and_prefork_at_once_run_every_task_once_and_a
     assert numbers == dict.fromkeys(range(200), 1)
     assert len({line.split()[1] for line in notes.read_text().splitlines()}) >= 2
     app.close()
+
+
+def test_the_broker_alone_starts_no_server(tmp_path: Path) -> None:
+    with embedded.broker_only(tmp_path / "home") as started:
+        assert started.database_url == ""
+        assert started.broker_url.startswith("agentq+file:///")
+    assert not (tmp_path / "home" / "pg").exists()

@@ -317,3 +317,21 @@ def test_a_cancelled_run_says_of_a_call_lost_with_its_worker_that_it_may_have_ta
         drain.work()
         assert handle.status() == "cancelled"
         assert [r.code for r in results(handle)] == ["interrupted"] + ["cancelled"] * (calls - 1)
+
+
+def test_a_pool_that_ends_its_process_is_not_a_failure_of_the_tool(database: Database) -> None:
+    ran: list[int] = []
+
+    @tool
+    def ended() -> None:
+        """Be in the middle when billiard's handler of SIGTERM exits."""
+        ran.append(1)
+        raise SystemExit(-(256 - 15))
+
+    drain = Drain(database, test := Agent("test", model=Scripted([Call("ended"), "done"]), tools=[ended]))
+    handle = drain.enqueue(test)
+    with pytest.raises(SystemExit):
+        drain.work()
+    assert work_through(drain, handle) == 0
+    assert [result.code for result in results(handle)] == ["interrupted"]
+    assert len(ran) == 1

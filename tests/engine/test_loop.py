@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from agentq import (
     Agent,
     AssistantMessage,
+    ConfigError,
     EndRun,
     Hooks,
     LimitExceededError,
@@ -622,3 +623,17 @@ def test_the_same_key_on_a_busy_thread_gives_the_run_that_keeps_it_busy(database
     thread = test.thread("t1")
     first = thread.enqueue("one", client=drain.client, idempotency_key="k")
     assert thread.enqueue("one", client=drain.client, idempotency_key="k").id == first.id
+
+
+@pytest.mark.parametrize(
+    "options", [{"idempotency_key": "x" * 8000}, {"idempotency_key": 5}, {"idempotency_key": ""}, {"thread": "x" * 201}]
+)
+def test_a_key_that_no_index_takes_is_refused_before_anything_is_written(
+    database: Database, options: dict[str, Any]
+) -> None:
+    drain = Drain(database, test := agent("hello"))
+    with pytest.raises(ConfigError, match="1 to 200 characters"):
+        drain.enqueue(test, **options)
+    with pytest.raises(ConfigError, match="agent None"):
+        drain.client.enqueue(None, "hi", allow_unknown=True)  # type: ignore[arg-type]
+    assert drain.client.runs() == []

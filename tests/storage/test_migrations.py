@@ -41,8 +41,9 @@ def test_a_schema_newer_than_this_release_is_refused(new_database_url: NewDataba
     migrate.upgrade(database)
     with database.transaction() as connection:
         connection.exec_driver_sql("update agentq.alembic_version set version_num = '9999'")
-    with pytest.raises(SchemaOutdatedError, match="newer than this release"):
-        migrate.check(database)
+    for refused in (migrate.check, migrate.upgrade):
+        with pytest.raises(SchemaOutdatedError, match="newer than this release"):
+            refused(database)
     database.dispose()
 
 
@@ -82,6 +83,9 @@ def test_the_revisions_make_what_the_queries_expect(migrated_database: Database)
         ("mysql://root@localhost/x", "must be a Postgres URL, not mysql"),
         ("", "is not a URL"),
         ("postgresql://me@/x?host=/tmp&port=5432?options=x", "is not a URL"),
+        ("postgresql://localhost:abc/x", "is not a URL"),
+        ("postgresql://[::1/x", "is not a URL"),
+        ("postgresql://localhost/x?foo=bar", "foo"),
     ],
 )
 def test_a_wrong_url_is_one_clear_line(url: str, says: str) -> None:
