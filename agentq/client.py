@@ -21,7 +21,7 @@ from agentq.messages import Message
 from agentq.providers.registry import resolve
 from agentq.registry import by_name, unknown
 from agentq.run import Approval, Event, Progress, Result, Run, Status
-from agentq.services import Services
+from agentq.services import Services, patience_secs
 from agentq.storage import enqueue, migrate, queries
 from agentq.storage.database import Database
 from agentq.storage.enqueue import NewRun
@@ -129,7 +129,7 @@ class Client:
             thread_id=checked_key("thread", thread),
         )
         with self.database.transaction() as connection:
-            run_id = enqueue.insert(connection, new)
+            run_id = enqueue.insert(connection, new, patience_secs=patience_secs(self.settings.lease_secs))
         if run_id == new.id:
             self.control.saver.send([StepMessage(run_id, 0)])
         return self.handle(run_id)

@@ -76,7 +76,10 @@ class Engine(Control):
         known = ", ".join(sorted(self.services.agents)) or "none"
         logger.error("run %s needs agent %r; this worker has: %s (AGENTQ_AGENTS)", claim.run_id, snapshot.agent, known)
         with self.services.database.transaction() as connection:
-            again = steps.release(connection, claim, delay_secs=UNKNOWN_AGENT_SECS, forgive=True)
+            patience = self.services.patience_secs
+            again = steps.release(
+                connection, claim, patience_secs=patience, delay_secs=UNKNOWN_AGENT_SECS, forgive=True
+            )
         self.go_on(claim.run_id, again)
 
     def _do_step(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec) -> None:
@@ -129,7 +132,11 @@ class Engine(Control):
         data = {"phase": snapshot.phase, "attempt": claim.attempt, "error": type(error).__name__}
         with self.services.database.transaction() as connection:
             again = steps.release(
-                connection, claim, delay_secs=float(claim.attempt), events=[NewEvent("step.failed", data)]
+                connection,
+                claim,
+                patience_secs=self.services.patience_secs,
+                delay_secs=float(claim.attempt),
+                events=[NewEvent("step.failed", data)],
             )
         self.go_on(claim.run_id, again)
 
@@ -167,7 +174,7 @@ class Engine(Control):
             logger.error("run %s needs agent %r, which this worker does not have", run_id, claimed.snapshot.agent)
             with services.database.autocommit() as connection:
                 # Not sent again at once: the sweep does that, and another worker may be the one to take it.
-                calls.rearm(connection, claimed, forgive=True)
+                calls.rearm(connection, claimed, patience_secs=services.patience_secs, forgive=True)
             return CallEnd()
         try:
             return self._do_call(claimed, agent)

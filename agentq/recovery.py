@@ -47,11 +47,11 @@ def _look_at(engine: Engine, due: Due) -> None:
         _recover_call(engine, due)
     else:
         with engine.services.database.autocommit() as connection:
-            is_run = due.kind == "run"
+            patience = engine.services.patience_secs
             again = (
-                leases.reannounce_step(connection, due.run_id)
-                if is_run
-                else leases.reannounce_call(connection, due.ref)
+                leases.reannounce_step(connection, due.run_id, patience_secs=patience)
+                if due.kind == "run"
+                else leases.reannounce_call(connection, due.ref, patience_secs=patience)
             )
         engine.go_on(due.run_id, again)
 
@@ -77,7 +77,7 @@ def _recover_step(engine: Engine, due: Due) -> None:
     else:
         event = NewEvent("step.recovered", data | {"phase": snapshot.phase, "attempt": claim.attempt})
         with services.database.transaction() as connection:
-            again = steps.release(connection, claim, events=[event])
+            again = steps.release(connection, claim, patience_secs=services.patience_secs, events=[event])
         engine.go_on(claim.run_id, again)
 
 
@@ -95,7 +95,7 @@ def _recover_call(engine: Engine, due: Due) -> None:
         end = engine.finish_call(taken.ref, verdict, claim, data)
     else:
         with services.database.autocommit() as connection:
-            end = CallEnd(next=calls.rearm(connection, taken))
+            end = CallEnd(next=calls.rearm(connection, taken, patience_secs=services.patience_secs))
     engine.saver.send(end.wake_ups)
 
 

@@ -69,7 +69,7 @@ class Saver:
 
         def attempt() -> Again:
             with self._services.database.transaction() as connection:
-                return steps.release(connection, claim, forgive=True)
+                return steps.release(connection, claim, patience_secs=self._services.patience_secs, forgive=True)
 
         return self._patiently(attempt)
 
@@ -99,7 +99,9 @@ class Saver:
         else:
             # A sub-agent's call held no lane, so it leaves none free.
             is_lane = token is not None
-            return CallEnd(next=calls.announce_next(connection, snapshot) if is_lane else None), snapshot
+            patience = self._services.patience_secs
+            following = calls.announce_next(connection, snapshot, patience_secs=patience) if is_lane else None
+            return CallEnd(next=following), snapshot
         wake_ups = self.apply(connection, transition, None, [], even_if_cancelled=True)
         last = next((wake_up for wake_up in wake_ups if isinstance(wake_up, StepMessage)), None)
         return CallEnd(last=last), transition.snapshot
@@ -134,6 +136,7 @@ class Saver:
             connection,
             transition,
             token=token,
+            patience_secs=self._services.patience_secs,
             following=following,
             events=[*events, *_more_events(transition)],
             even_if_cancelled=even_if_cancelled,
@@ -149,7 +152,7 @@ class Saver:
     def _open_batch(self, connection: Connection, snapshot: Snapshot) -> list[WakeUp]:
         """Start the sub-agents' runs and the first lanes."""
         wake_ups: list[WakeUp] = list(self._start_children(connection, snapshot))
-        lanes = steps.announce_first(connection, snapshot)
+        lanes = steps.announce_first(connection, snapshot, patience_secs=self._services.patience_secs)
         if lanes:
             wake_ups.append(BatchMessage(lanes, StepMessage(snapshot.run_id, snapshot.seq + 1)))
         return wake_ups
@@ -172,7 +175,7 @@ class Saver:
                 depth=snapshot.depth + 1,
                 parent=ref,
             )
-            enqueue.insert(connection, child)
+            enqueue.insert(connection, child, patience_secs=self._services.patience_secs)
             children.link(connection, ref, child.id)
             wake_ups.append(StepMessage(child.id, 0))
         return wake_ups

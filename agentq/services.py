@@ -27,3 +27,13 @@ class Services:
     worker: str
     lease_secs: float = 15.0
     probe: Callable[[str, str], None] = field(default=no_probe)
+
+    @property
+    def patience_secs(self) -> float:
+        """How long a wake-up may take to be picked up before it is sent again, for the first time."""
+        return patience_secs(self.lease_secs)
+
+
+def patience_secs(lease_secs: float) -> float:
+    """Who wants lost workers noticed early wants lost messages noticed early, too."""
+    return min(5.0, lease_secs / 3)

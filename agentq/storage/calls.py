@@ -116,11 +116,13 @@ def _claimed(row: Any, token: UUID) -> ClaimedCall | None:
     return None if row is None else ClaimedCall(to_claim(row, token), to_snapshot(row), to_open_call(row))
 
 
-def rearm(connection: Connection, claimed: ClaimedCall, *, forgive: bool = False) -> CallMessage | None:
+def rearm(
+    connection: Connection, claimed: ClaimedCall, *, patience_secs: float, forgive: bool = False
+) -> CallMessage | None:
     """Put a call that may run again back on its lane; ``forgive`` does not count the attempt."""
     ref = claimed.ref
-    values = {"run_id": ref.run_id, "turn": ref.turn, "index": ref.index, "token": claimed.claim.token}
-    values["forgive"] = int(forgive)
+    values: dict[str, Any] = {"run_id": ref.run_id, "turn": ref.turn, "index": ref.index, "token": claimed.claim.token}
+    values |= {"forgive": int(forgive), "patience_secs": patience_secs}
     row = connection.execute(_REARM, values).first()
     return None if row is None else CallMessage(ref.run_id, claimed.claim.seq, ref.index, row.queue, row.timeout_secs)
 
@@ -164,9 +166,10 @@ def refuse_claims(connection: Connection, run_id: str) -> None:
     connection.execute(_NO_MORE_CLAIMS, {"run_id": run_id})
 
 
-def announce_next(connection: Connection, snapshot: Snapshot) -> CallMessage | None:
+def announce_next(connection: Connection, snapshot: Snapshot, *, patience_secs: float) -> CallMessage | None:
     """Put the next pending call on the lane that has become free; None when there is none."""
-    row = connection.execute(_ANNOUNCE_NEXT, {"run_id": snapshot.run_id, "turn": snapshot.turn}).first()
+    values = {"run_id": snapshot.run_id, "turn": snapshot.turn, "patience_secs": patience_secs}
+    row = connection.execute(_ANNOUNCE_NEXT, values).first()
     return (
         None if row is None else CallMessage(snapshot.run_id, snapshot.seq, row.call_index, row.queue, row.timeout_secs)
     )

@@ -48,7 +48,7 @@ class NewRun:
     parent: CallRef | None = None
 
 
-def insert(connection: Connection, new: NewRun) -> str:
+def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
     """Write the run and return its id: an earlier run's id where agent and idempotency key are the same.
 
     Raises ThreadBusyError while another run of the thread has not ended.
@@ -76,6 +76,7 @@ def insert(connection: Connection, new: NewRun) -> str:
         "parent_turn": parent.turn if parent else None,
         "parent_index": parent.index if parent else None,
         "queue": STEP_QUEUE,
+        "patience_secs": patience_secs,
     }
     if connection.execute(_INSERT, values).scalar() is None:
         same = _same(connection, new)

@@ -126,17 +126,17 @@ def due(connection: Connection, *, limit: int = 100) -> list[Due]:
     ]
 
 
-def reannounce_step(connection: Connection, run_id: str) -> Again:
+def reannounce_step(connection: Connection, run_id: str, *, patience_secs: float) -> Again:
     """The wake-up to send again, for one sweeper only; none when another one did it or the step is under way."""
-    row = connection.execute(_REANNOUNCE_STEP, {"run_id": run_id}).first()
+    row = connection.execute(_REANNOUNCE_STEP, {"run_id": run_id, "patience_secs": patience_secs}).first()
     if row is None or row.cancel_requested:
         return Again(is_cancelled=row is not None)
     return Again(StepMessage(row.id, row.seq, row.queue, row.timeout_secs))
 
 
-def reannounce_call(connection: Connection, ref: CallRef) -> Again:
+def reannounce_call(connection: Connection, ref: CallRef, *, patience_secs: float) -> Again:
     """The same for a call of a batch."""
-    row = connection.execute(_REANNOUNCE_CALL, ref.__dict__).first()
+    row = connection.execute(_REANNOUNCE_CALL, ref.__dict__ | {"patience_secs": patience_secs}).first()
     if row is None:
         connection.execute(_FORGET_CALL, ref.__dict__)
         return Again()

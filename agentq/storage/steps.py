@@ -28,15 +28,14 @@ BOUNDED = """bounded AS MATERIALIZED (SELECT set_config('idle_in_transaction_ses
 # took over from another (replayed until then). An unsafe call that was due before may have been begun.
 FORGOT_AT = "greatest(pg_stat_get_bgwriter_stat_reset_time(), pg_last_xact_replay_timestamp())"
 
-# How long a wake-up may take to be picked up before the sweep sends it again: at first 5 s, then twice as patient each
-# time up to a minute, so that a long backlog is not doubled every few seconds.
-PATIENCE_SECS = 5
-FIRST_PATIENCE = f"now() + interval '{PATIENCE_SECS} s'"
+# How long a wake-up may take to be picked up before the sweep sends it again: a few seconds at first, which the caller
+# says, then twice as patient each time up to a minute, so that a long backlog is not doubled every few seconds.
+FIRST_PATIENCE = "now() + make_interval(secs => :patience_secs)"
 
 
 def patience(since: str) -> str:
     """The SQL for the sweep's next look at work that has been announced ``since``."""
-    return f"now() + least(greatest(now() - {since}, interval '{PATIENCE_SECS} s'), interval '60 s')"
+    return f"now() + least(greatest(now() - {since}, make_interval(secs => :patience_secs)), interval '60 s')"
 
 
 _CLAIM = text(f"""
@@ -57,10 +56,10 @@ _TAKE_OVER = text(f"""
     RETURNING {SNAPSHOT_COLUMNS}, worker, false AS forgotten,
         old_until - claimed_at > make_interval(secs => timeout_secs + :lease_secs) AS overdue
 """)
-_RELEASE = text(f"""
+_RELEASE = text("""
     UPDATE agentq.runs SET
         lease_token = NULL, lease_until = NULL, due_at = now() + make_interval(secs => :delay_secs),
-        sweep_at = now() + make_interval(secs => CASE WHEN :delay_secs > 0 THEN :delay_secs ELSE {PATIENCE_SECS} END),
+        sweep_at = now() + make_interval(secs => CASE WHEN :delay_secs > 0 THEN :delay_secs ELSE :patience_secs END),
         status = CASE WHEN seq = 0 THEN 'queued' ELSE status END,
         attempt = attempt - :forgive, event_count = event_count + :events
     WHERE id = :run_id AND seq = :seq AND lease_token = :token
@@ -90,7 +89,8 @@ def claim(
     try:
         return _claimed(connection, row, token)
     except ValidationError as error:
-        release(connection, Claim(run_id, seq, token, 0), delay_secs=UNREADABLE_SECS, forgive=True)
+        unread = Claim(run_id, seq, token, 0)
+        release(connection, unread, patience_secs=UNREADABLE_SECS, delay_secs=UNREADABLE_SECS, forgive=True)
         raise ConfigError(
             f"run {run_id} was saved by a newer release; update this worker, or start one that can"
         ) from error
@@ -125,13 +125,15 @@ def release(
     connection: Connection,
     claim: Claim,
     *,
+    patience_secs: float,
     delay_secs: float = 0.0,
     forgive: bool = False,
     events: Sequence["NewEvent"] = (),
 ) -> Again:
     """Give the step back undone, due again after ``delay_secs``; ``forgive`` does not count the attempt."""
     values = {"run_id": claim.run_id, "seq": claim.seq, "token": claim.token, "delay_secs": delay_secs}
-    row = connection.execute(_RELEASE, values | {"forgive": int(forgive), "events": len(events)}).first()
+    values |= {"patience_secs": patience_secs, "forgive": int(forgive), "events": len(events)}
+    row = connection.execute(_RELEASE, values).first()
     if row is None:
         return Again()
     add_events(connection, claim.run_id, row.event_count, events)
@@ -230,6 +232,7 @@ def commit(
     transition: Transition,
     *,
     token: UUID | None,
+    patience_secs: float,
     following: Next,
     events: Sequence[NewEvent],
     even_if_cancelled: bool = False,
@@ -243,6 +246,7 @@ def commit(
     snapshot, ending = transition.snapshot, transition.ending
     values = _run_values(transition) | {
         "token": token,
+        "patience_secs": patience_secs,
         "events": len(events),
         "queue": following.queue,
         "timeout_secs": following.timeout_secs,
@@ -352,9 +356,10 @@ _ANNOUNCE_FIRST = text(f"""
 """)
 
 
-def announce_first(connection: Connection, snapshot: Snapshot) -> tuple[CallMessage, ...]:
+def announce_first(connection: Connection, snapshot: Snapshot, *, patience_secs: float) -> tuple[CallMessage, ...]:
     """Put the first calls of an opened batch on their lanes, at most eight."""
-    rows = connection.execute(_ANNOUNCE_FIRST, {"run_id": snapshot.run_id, "turn": snapshot.turn}).all()
+    values = {"run_id": snapshot.run_id, "turn": snapshot.turn, "patience_secs": patience_secs}
+    rows = connection.execute(_ANNOUNCE_FIRST, values).all()
     return tuple(
         CallMessage(snapshot.run_id, snapshot.seq, row.call_index, row.queue, row.timeout_secs)
         for row in sorted(rows, key=lambda row: row.call_index)

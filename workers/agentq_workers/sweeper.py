@@ -13,8 +13,12 @@ from agentq_workers.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
-PERIOD_SECS = 1.0
 SEEN_SECS = 15.0
+
+
+def period_secs(lease_secs: float) -> float:
+    """Once a second is often enough for the usual lease; a short one is watched more closely."""
+    return min(1.0, lease_secs / 4)
 
 
 class Sweeper:
@@ -46,7 +50,8 @@ class Sweeper:
     def _run(self) -> None:
         seen = time.monotonic()
         # Jittered, so that the workers of a fleet do not all look at the same moment.
-        while not self._stop.wait(PERIOD_SECS * random.uniform(0.75, 1.25)):
+        period = period_secs(self._runtime.settings.lease_secs)
+        while not self._stop.wait(period * random.uniform(0.75, 1.25)):
             try:
                 recovery.sweep(self._runtime.engine)
                 if time.monotonic() - seen > SEEN_SECS:
