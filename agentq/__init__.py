@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from agentq.messages import AssistantMessage, Message, ToolCall, ToolMessage, ToolResult, Usage, UserMessage
     from agentq.run import Approval, Event, Result, Run
     from agentq.tools import Tool, tool
+    from agentq.unknown import Happened, NotHappened
 
 __version__ = "0.1.0"
 
@@ -44,11 +45,13 @@ __all__ = [
     "EndRun",
     "Event",
     "Handle",
+    "Happened",
     "Hooks",
     "LimitExceededError",
     "Limits",
     "Memory",
     "Message",
+    "NotHappened",
     "ProviderError",
     "Result",
     "Run",
@@ -102,6 +105,7 @@ _HOMES = {
     "agentq.messages": ("AssistantMessage", "Message", "ToolCall", "ToolMessage", "ToolResult", "Usage", "UserMessage"),
     "agentq.run": ("Approval", "Event", "Result", "Run"),
     "agentq.tools": ("Tool", "tool"),
+    "agentq.unknown": ("Happened", "NotHappened"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -34,7 +34,7 @@ class Parameters:
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self.context_name, fields, extra = _fields(function, name)
-        self._names = tuple(fields)
+        self.names = tuple(fields)
         # Parameters may be called model_config or _path, which pydantic would not take as field names.
         numbered = {f"p{i}": field for i, field in enumerate(fields.values())}
         # A misspelt argument is a problem to report, not a default to take in silence. But models like to send
@@ -68,7 +68,7 @@ class Parameters:
         except Exception as error:
             # A validator of the user's own that raised neither ValueError nor AssertionError.
             raise ArgumentsError(f"the arguments could not be checked: {type(error).__name__}: {error}") from error
-        values = {name: getattr(checked, f"p{i}") for i, name in enumerate(self._names)}
+        values = {name: getattr(checked, f"p{i}") for i, name in enumerate(self.names)}
         return {**(checked.__pydantic_extra__ or {}), **values}
 
     def _problems(self, error: ValidationError) -> str:

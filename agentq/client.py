@@ -13,7 +13,7 @@ from agentq.agent import AgentSpec
 from agentq.config import Settings, load
 from agentq.control import Control
 from agentq.dispatch import Dispatcher
-from agentq.errors import RunCancelledError, RunFailedError, WaitTimeoutError
+from agentq.errors import ConfigError, RunCancelledError, RunFailedError, WaitTimeoutError
 from agentq.heartbeat import Heartbeat
 from agentq.ids import new_id
 from agentq.inputs import checked_key, checked_limits, checked_tags, checked_text, json_object
@@ -116,13 +116,15 @@ class Client:
         (nothing is stored then). A broker that is away does not matter: workers find the run.
         """
         check_name("agent", agent)
+        changed = checked_limits(limits)
         if not allow_unknown:
             self._check_agent(agent)
         new = NewRun(
             id=new_id("run"),
             agent=agent,
             text=checked_text(text),
-            progress=Progress(limit_overrides=checked_limits(limits)),
+            progress=Progress(limit_overrides=changed),
+            run_secs=self._run_secs(agent, changed),
             context=json_object("context", context),
             tags=checked_tags(tags),
             idempotency_key=checked_key("idempotency_key", idempotency_key),
@@ -133,6 +135,11 @@ class Client:
         if run_id == new.id:
             self.control.saver.send([StepMessage(run_id, 0)])
         return self.handle(run_id)
+
+    def _run_secs(self, agent: str, changed: Mapping[str, Any]) -> float | None:
+        known = self.agents[agent].limits.run_secs if agent in self.agents else None
+        limit = changed.get("run_secs", known)
+        return None if limit is None else float(limit)
 
     def _check_agent(self, name: str) -> None:
         if name in self.agents:
@@ -275,6 +282,33 @@ class Handle:
     def approve(self, call_id: str, *, by: str | None = None) -> None:
         """Let a waiting call run. Raises ApprovalNotPendingError when somebody was faster or the run has ended."""
         self.client.control.decide_call(self.id, call_id, approved=True, decided_by=by or whoami())
+
+    def settle(
+        self,
+        call_id: str,
+        *,
+        happened: bool | None,
+        result: str | None = None,
+        reason: str | None = None,
+        by: str | None = None,
+    ) -> None:
+        """Say what became of a call whose worker was lost (an approval of kind ``"outcome"``).
+
+        ``happened=True``: it took effect, and the model gets ``result`` as the tool's; False: it did not, and the tool
+        runs again with the same idempotency key; None: nobody can tell, and the model gets ``interrupted`` with
+        ``reason``. Raises ApprovalNotPendingError when somebody was faster or the run has ended; ConfigError for a
+        result of a call that did not happen.
+        """
+        if happened is not True and result is not None:
+            raise ConfigError("a call that did not take effect has no result; leave it out, or say happened=True")
+        self.client.control.settle_call(
+            self.id,
+            call_id,
+            happened=happened,
+            result=clean(result) if result else None,
+            reason=clean(reason) if reason else None,
+            decided_by=by or whoami(),
+        )
 
     def reject(self, call_id: str, *, reason: str | None = None, by: str | None = None) -> None:
         """Do not let a waiting call run; the model sees ``reason``. Raises ApprovalNotPendingError."""

@@ -9,17 +9,17 @@ from agentq.agent import AgentSpec
 from agentq.errors import ErrorInfo, LeaseLost
 from agentq.hooks import EndRun
 from agentq.messages import ToolResult
-from agentq.outcomes import Cancelled, Decided
+from agentq.outcomes import Cancelled, Decided, Failed
 from agentq.results import to_text
-from agentq.run import Snapshot
+from agentq.run import OpenCall, Snapshot
 from agentq.saving import Saver
 from agentq.services import Services
 from agentq.steps.base import call_hooks, context
-from agentq.steps.tool_batch import CallDone
+from agentq.steps.tool_batch import CallDone, interrupted
 from agentq.storage import children, control, queries
 from agentq.storage.rows import CallRef
 from agentq.storage.steps import Again, NewEvent
-from agentq.transition import decide
+from agentq.transition import decide, time_is_over
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,45 @@ class Control:
             transition = decide(snapshot, Decided())
             wake_ups = self.saver.apply(connection, transition, None, [])
         self.saver.send(wake_ups)
+        self.after(transition.snapshot)
+
+    def settle_call(
+        self,
+        run_id: str,
+        call_id: str,
+        *,
+        happened: bool | None,
+        result: str | None,
+        reason: str | None,
+        decided_by: str,
+    ) -> None:
+        """Record what a person found out of a call whose outcome was unknown.
+
+        True gives the model ``result``, False lets the tool run again, None tells the model that nobody knows.
+        Raises RunNotFoundError, or ApprovalNotPendingError when somebody else has answered or the run has ended.
+        """
+        status = _OUTCOMES[happened]
+        data = {"call_id": call_id, "decision": status, "by": decided_by}
+        with self.services.database.transaction() as connection:
+            snapshot, _ = control.lock(connection, run_id)
+            call = control.answer_outcome(
+                connection, snapshot, call_id, status=status, decided_by=decided_by, reason=reason
+            )
+            control.note(connection, run_id, NewEvent("approval.decided", data))
+            answer = None if happened is False else _told(call, happened=bool(happened), text=result or reason)
+            wake_ups, after = self.saver.settle_asked(connection, snapshot, call, answer)
+        self.saver.send(wake_ups)
+        self.after(after)
+
+    def expire(self, run_id: str) -> None:
+        """End a run whose time limit is over, where nobody is at it; else its next step does."""
+        with self.services.database.transaction() as connection:
+            snapshot, at_work = control.lock(connection, run_id)
+            limit = control.time_limit(connection, run_id)
+            if at_work or limit is None:
+                return
+            transition = decide(snapshot, Failed(time_is_over(limit)))
+            self.saver.apply(connection, transition, None, [], even_if_cancelled=True)
         self.after(transition.snapshot)
 
     def cancel(self, run_id: str) -> Snapshot:
@@ -120,6 +159,18 @@ class Control:
             return
         self.saver.send(end.wake_ups)
         self.after(parent)
+
+
+_OUTCOMES = {True: "happened", False: "not_happened", None: "unknown"}
+
+
+def _told(call: OpenCall, *, happened: bool, text: str | None) -> ToolResult:
+    """A call's result as a person knows it."""
+    if happened:
+        said = text or "The tool took effect; its result was lost with its worker."
+        return ToolResult(call_id=call.call_id, name=call.tool, text=to_text(said))
+    result = interrupted(call)
+    return result.model_copy(update={"text": to_text(f"{result.text} {text}")}) if text else result
 
 
 def _epitaph(snapshot: Snapshot) -> str:

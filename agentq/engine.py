@@ -13,7 +13,7 @@ from agentq.errors import AgentqError, ConfigError, ErrorInfo, LeaseLost, Unavai
 from agentq.heartbeat import Lease
 from agentq.limits import MAX_ATTEMPTS
 from agentq.messages import ToolResult
-from agentq.outcomes import BatchOpened, CallsFinished, Failed
+from agentq.outcomes import BatchOpened, CallsFinished, Failed, Unclear
 from agentq.run import OpenCall, Snapshot
 from agentq.saving import CallEnd, call_data, only_call
 from agentq.services import Services
@@ -21,12 +21,12 @@ from agentq.steps.base import Done, told
 from agentq.steps.model import call_model
 from agentq.steps.recall import recall
 from agentq.steps.review import review
-from agentq.steps.tool_batch import CallDone, interrupted, run_call, unknown_tool
+from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, run_call, unknown_tool
 from agentq.storage import calls, steps
 from agentq.storage.calls import ClaimedCall
 from agentq.storage.rows import CallRef, Claim
 from agentq.storage.steps import NewEvent
-from agentq.transition import decide
+from agentq.transition import decide, out_of_time
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +95,8 @@ class Engine(Control):
                 return
             except Exception as error:
                 logger.exception("run %s: the %s step failed", claim.run_id, snapshot.phase)
-                if only is not None and not only.idempotent:
-                    done = _settled(only, interrupted(only))
+                if only is not None and not only.may_run_again:
+                    done = self.unclear(snapshot, only)
                 elif claim.attempt < MAX_ATTEMPTS:
                     self._try_again(claim, snapshot, error)
                     return
@@ -116,17 +116,29 @@ class Engine(Control):
         return services.heartbeat.hold(claim.token, claim.run_id, at_most_secs=at_most)
 
     def _body(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, lease: Lease) -> Done:
+        if late := out_of_time(snapshot):
+            return Done(Failed(late))
         if snapshot.phase != "tools":
             return _BODIES[snapshot.phase](snapshot, agent, self.services)
         only = only_call(snapshot)
         if only is None:
             gone = tuple((call.index, unknown_tool(call, agent)) for call in snapshot.pending if _is_gone(call, agent))
             return Done(BatchOpened(gone), {"calls": [call.tool for call in snapshot.pending]})
-        if claim.forgotten and not only.idempotent:
+        if claim.forgotten and not only.may_run_again:
             # The server crashed since this call was due: a claim that waited for no fsync may have been lost with it.
-            return _settled(only, interrupted(only))
-        done = run_call(snapshot, only, agent, self.services, lease=lease, attempt=claim.attempt)
+            return self.unclear(snapshot, only)
+        may_have_run = claim.forgotten or claim.attempt > 1
+        done = run_call(
+            snapshot, only, agent, self.services, lease=lease, attempt=claim.attempt, may_have_run=may_have_run
+        )
         return Done(done.as_outcome(only.index), call_data(only.tool, done.result))
+
+    def unclear(self, snapshot: Snapshot, only: OpenCall) -> Done:
+        """A step whose only call may have run, and must not run again: a person is asked, or the model told so."""
+        if only.on_unknown != "ask" or snapshot.cancel_requested:
+            return settled(only, interrupted(only))
+        arguments = asked_for(snapshot, only, self.services).arguments
+        return Done(Unclear(only.index), {"waiting_for": [only.tool]}, arguments={only.index: arguments})
 
     def _try_again(self, claim: Claim, snapshot: Snapshot, error: Exception) -> None:
         data = {"phase": snapshot.phase, "attempt": claim.attempt, "error": type(error).__name__}
@@ -185,14 +197,26 @@ class Engine(Control):
     def _do_call(self, claimed: ClaimedCall, agent: AgentSpec) -> CallEnd:
         claim, call, started = claimed.claim, claimed.call, time.monotonic()
         data: dict[str, object] = {"attempt": claim.attempt, "worker": self.services.worker}
-        if claim.forgotten and not call.idempotent:
-            return self.finish_call(claimed.ref, CallDone(interrupted(call)), claim, data)
+        if claim.forgotten and not call.may_run_again:
+            return self.unclear_call(claimed, data)
         snapshot = prepare(claimed.snapshot, agent)
+        if late := out_of_time(snapshot):
+            return self.finish_call(claimed.ref, CallDone(not_run(call), late), claim, data)
+        may_have_run = claim.forgotten or claim.attempt > 1
         with self._hold(claim, call.timeout_secs) as lease:
-            done = run_call(snapshot, call, agent, self.services, lease=lease, attempt=claim.attempt)
+            done = run_call(
+                snapshot, call, agent, self.services, lease=lease, attempt=claim.attempt, may_have_run=may_have_run
+            )
             self.services.probe("effect", "call")
             data |= {"ms": round((time.monotonic() - started) * 1000)}
             return self.finish_call(claimed.ref, done, claim, data)
+
+    def unclear_call(self, claimed: ClaimedCall, data: dict[str, object]) -> CallEnd:
+        """The same for a call of a batch. Raises LeaseLost."""
+        call, snapshot = claimed.call, claimed.snapshot
+        if call.on_unknown != "ask" or snapshot.cancel_requested:
+            return self.finish_call(claimed.ref, CallDone(interrupted(call)), claimed.claim, data)
+        return self.saver.ask(claimed, asked_for(snapshot, call, self.services).arguments, data)
 
     def finish_call(self, ref: CallRef, done: CallDone, claim: Claim, data: dict[str, object]) -> CallEnd:
         """Save a call of a batch and see to the end of the run where it brings one. Raises LeaseLost."""
@@ -229,7 +253,7 @@ def prepare(snapshot: Snapshot, agent: AgentSpec) -> Snapshot:
     return snapshot
 
 
-def _settled(call: OpenCall, result: ToolResult) -> Done:
+def settled(call: OpenCall, result: ToolResult) -> Done:
     """A step whose only call is answered without having been run, or run again."""
     return Done(CallsFinished(((call.index, result),)), call_data(call.tool, result))
 

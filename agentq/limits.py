@@ -12,11 +12,16 @@ MAX_ATTEMPTS = 3
 
 
 class Limits(BaseModel):
-    """What one run may use. ``tokens`` is input plus output, checked before each model call; None is no limit."""
+    """What one run may use; None is no limit.
+
+    ``tokens`` is input plus output, checked before each model call. ``run_secs`` is from the enqueue to the end,
+    waiting for workers and people included.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model_calls: int = Field(default=25, ge=1)
     tool_calls: int = Field(default=200, ge=0)
     tokens: int | None = Field(default=None, ge=1)
+    run_secs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tool_timeout_secs: float = Field(default=60.0, gt=0, allow_inf_nan=False)

@@ -5,7 +5,7 @@ from typing import Any
 
 from agentq.errors import ErrorInfo
 from agentq.messages import AssistantMessage, Message, ToolResult, Usage
-from agentq.run import CallKind, Ending, OpenCall, Snapshot
+from agentq.run import CallKind, Ending, OnUnknown, OpenCall, Snapshot
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class PlannedCall:
     kind: CallKind = "tool"
     queue: str = ""
     timeout_secs: float = 60.0
-    idempotent: bool = False
+    on_unknown: OnUnknown = "report"
     review: bool = False
     result: ToolResult | None = None
 
@@ -90,6 +90,13 @@ class CallsFinished:
 
 
 @dataclass(frozen=True)
+class Unclear:
+    """The only call's worker was lost while it ran, and a person is asked whether it took effect."""
+
+    index: int
+
+
+@dataclass(frozen=True)
 class HookEnded:
     """A hook ended the run. ``message`` is the reply it saw, ``results`` what had come back by then."""
 
@@ -110,7 +117,17 @@ class Cancelled:
 
 
 Outcome = (
-    Recalled | Replied | ModelFailed | Reviewed | Decided | BatchOpened | CallsFinished | HookEnded | Failed | Cancelled
+    Recalled
+    | Replied
+    | ModelFailed
+    | Reviewed
+    | Decided
+    | BatchOpened
+    | CallsFinished
+    | Unclear
+    | HookEnded
+    | Failed
+    | Cancelled
 )
 
 
@@ -119,7 +136,8 @@ class Transition:
     """The change as a value; storage applies it only if seq and lease still match.
 
     ``messages`` are (position, message) pairs; ``opened`` are new calls, ``closed`` the results of old and new ones;
-    ``delay_secs`` is when the next step is due (None: not by time); ``approvals`` are the calls put before a person.
+    ``delay_secs`` is when the next step is due (None: not by time); ``approvals`` are the calls put before a person:
+    may it run, or, where its status is "asked", did it take effect.
     """
 
     snapshot: Snapshot

@@ -1,15 +1,17 @@
 """The rule that finds what was lost: expired leases, wake-ups that never arrived, parents that were never told."""
 
 import logging
+from typing import Literal
 
-from agentq.engine import Engine
+from agentq.engine import Engine, settled
 from agentq.errors import ErrorInfo, LeaseLost, UnavailableError
 from agentq.limits import MAX_ATTEMPTS
-from agentq.outcomes import CallsFinished, Cancelled, Failed
+from agentq.messages import ToolResult
+from agentq.outcomes import Cancelled, Failed
 from agentq.run import OpenCall, Snapshot
-from agentq.saving import CallEnd, call_data, only_call
+from agentq.saving import CallEnd, only_call
 from agentq.steps.base import Done
-from agentq.steps.tool_batch import CallDone, crashed, interrupted, timed_out
+from agentq.steps.tool_batch import CallDone, crashed, timed_out
 from agentq.storage import calls, leases, steps
 from agentq.storage.leases import Due
 from agentq.storage.rows import Claim
@@ -41,6 +43,8 @@ def sweep(engine: Engine, *, limit: int = 100) -> int:
 def _look_at(engine: Engine, due: Due) -> None:
     if due.kind == "run" and due.status in ("completed", "failed", "cancelled"):
         engine.tell_family(due.run_id)
+    elif due.kind == "late":
+        engine.expire(due.run_id)
     elif due.kind == "run" and due.leased:
         _recover_step(engine, due)
     elif due.kind == "call" and due.leased:
@@ -66,10 +70,11 @@ def _recover_step(engine: Engine, due: Due) -> None:
     logger.warning("run %s: worker %s was lost in %s", claim.run_id, claim.worker, snapshot.phase)
     data = {"lost_worker": claim.worker}
     only = only_call(snapshot)
-    result = _verdict(claim, only, snapshot) if only else None
-    if only is not None and result is not None:
-        outcome = CallsFinished(((only.index, result.result),))
-        engine.settle(claim, snapshot, Done(outcome, data | call_data(only.tool, result.result)))
+    verdict = _verdict(claim, only, snapshot) if only else "again"
+    if only is not None and verdict != "again":
+        done = engine.unclear(snapshot, only) if verdict == "unclear" else settled(only, verdict)
+        done.data |= data
+        engine.settle(claim, snapshot, done)
     elif snapshot.cancel_requested:
         engine.settle(claim, snapshot, Done(Cancelled(), data))
     elif claim.attempt >= MAX_ATTEMPTS:
@@ -90,24 +95,26 @@ def _recover_call(engine: Engine, due: Due) -> None:
     claim, call = taken.claim, taken.call
     logger.warning("run %s: worker %s was lost in call %d (%s)", claim.run_id, claim.worker, call.index, call.tool)
     verdict = _verdict(claim, call, taken.snapshot)
-    if verdict is not None:
-        data: dict[str, object] = {"attempt": claim.attempt, "lost_worker": claim.worker}
-        end = engine.finish_call(taken.ref, verdict, claim, data)
+    data: dict[str, object] = {"attempt": claim.attempt, "lost_worker": claim.worker}
+    if isinstance(verdict, ToolResult):
+        end = engine.finish_call(taken.ref, CallDone(verdict), claim, data)
+    elif verdict == "unclear":
+        end = engine.unclear_call(taken, data)
     else:
         with services.database.autocommit() as connection:
             end = CallEnd(next=calls.rearm(connection, taken, patience_secs=services.patience_secs))
     engine.saver.send(end.wake_ups)
 
 
-def _verdict(claim: Claim, call: OpenCall, snapshot: Snapshot) -> CallDone | None:
-    """The result of a call whose worker was lost; None where it may run again."""
+def _verdict(claim: Claim, call: OpenCall, snapshot: Snapshot) -> ToolResult | Literal["again", "unclear"]:
+    """The result of a call whose worker was lost; or that it may run again, or that its outcome is unclear."""
     if claim.overdue:
-        return CallDone(timed_out(call))
-    if not call.idempotent or snapshot.cancel_requested:
-        return CallDone(interrupted(call))
+        return timed_out(call)
+    if snapshot.cancel_requested or not call.may_run_again:
+        return "unclear"
     if claim.attempt >= MAX_ATTEMPTS:
-        return CallDone(crashed(call, claim.attempt))
-    return None
+        return crashed(call, claim.attempt)
+    return "again"
 
 
 def _crashed(claim: Claim, snapshot: Snapshot) -> ErrorInfo:

@@ -14,8 +14,11 @@ Status = Literal["queued", "running", "waiting", "completed", "failed", "cancell
 Phase = Literal["recall", "model", "review", "tools"]
 StopReason = Literal["final_answer", "output", "hook_end", "content_filter"]
 CallKind = Literal["tool", "agent", "output"]
-CallStatus = Literal["pending", "announced", "running", "done"]
-ApprovalStatus = Literal["pending", "approved", "rejected", "closed"]
+CallStatus = Literal["pending", "announced", "running", "asked", "done"]
+# What becomes of a call whose worker was lost while it ran; see agentq.tool.
+OnUnknown = Literal["retry", "report", "ask", "probe"]
+ApprovalKind = Literal["approval", "outcome"]
+ApprovalStatus = Literal["pending", "approved", "rejected", "happened", "not_happened", "unknown", "closed"]
 
 TERMINAL: frozenset[Status] = frozenset({"completed", "failed", "cancelled"})
 
@@ -61,9 +64,14 @@ class OpenCall:
     kind: CallKind = "tool"
     queue: str = ""
     timeout_secs: float = 60.0
-    idempotent: bool = False
+    on_unknown: OnUnknown = "report"
     needs_approval: bool = False
     status: CallStatus = "pending"
+
+    @property
+    def may_run_again(self) -> bool:
+        """Whether it may be begun a second time while nobody knows what the first did."""
+        return self.on_unknown in ("retry", "probe")
 
 
 @dataclass(frozen=True)
@@ -83,10 +91,17 @@ class Snapshot:
     calls: tuple[OpenCall, ...] = ()
     thread_id: str | None = None
     context: dict[str, Any] = field(default_factory=dict)
+    # Seconds since the run was enqueued, when the snapshot was loaded, by the database's clock.
+    age_secs: float = 0.0
 
     @property
     def is_terminal(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def secs_left(self) -> float | None:
+        """Until the run's time limit; None where it has none."""
+        return None if self.limits.run_secs is None else self.limits.run_secs - self.age_secs
 
     @property
     def limits(self) -> Limits:
@@ -113,7 +128,10 @@ class Ending:
 
 @dataclass(frozen=True)
 class Approval:
-    """A call that waits for, or got, a person's decision. ``arguments`` is the JSON text the model sent."""
+    """A call that waits for, or got, a person's decision. ``arguments`` is the JSON text the model sent.
+
+    ``kind`` is what is asked: ``"approval"``, may it run; ``"outcome"``, did it take effect before its worker was lost.
+    """
 
     run_id: str
     call_id: str
@@ -121,6 +139,7 @@ class Approval:
     arguments: str
     status: ApprovalStatus
     requested_at: datetime
+    kind: ApprovalKind = "approval"
     decided_by: str | None = None
     reason: str | None = None
     decided_at: datetime | None = None

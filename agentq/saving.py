@@ -13,11 +13,12 @@ from agentq.errors import UnavailableError
 from agentq.ids import new_id
 from agentq.messages import ToolResult
 from agentq.outcomes import Cancelled, Transition
-from agentq.run import OpenCall, Progress, Snapshot
+from agentq.run import ApprovalKind, OpenCall, Progress, Snapshot
 from agentq.services import Services
 from agentq.steps.review import reply_of_turn
 from agentq.steps.tool_batch import CallDone
 from agentq.storage import calls, children, enqueue, steps
+from agentq.storage.calls import ClaimedCall
 from agentq.storage.enqueue import NewRun
 from agentq.storage.rows import CallRef, Claim
 from agentq.storage.steps import Again, CancelRequested, NewEvent, Next
@@ -85,10 +86,43 @@ class Saver:
 
         return self._patiently(attempt)
 
+    def ask(self, claimed: ClaimedCall, arguments: str, data: dict[str, Any]) -> CallEnd:
+        """Put a call of a batch whose outcome is unknown before a person. Raises LeaseLost when it is not ours."""
+        event = NewEvent(
+            "approval.requested", {"index": claimed.call.index} | data | _question(claimed.call, "outcome")
+        )
+
+        def attempt() -> CallEnd:
+            with self._services.database.transaction() as connection:
+                calls.ask(connection, claimed, arguments, event=event)
+                patience = self._services.patience_secs
+                return CallEnd(next=calls.announce_next(connection, claimed.snapshot, patience_secs=patience))
+
+        return self._patiently(attempt)
+
+    def settle_asked(
+        self, connection: Connection, snapshot: Snapshot, call: OpenCall, result: ToolResult | None
+    ) -> tuple[list[WakeUp], Snapshot]:
+        """In the caller's transaction: the result a person gave for a call, or None to let it run again."""
+        if result is None:
+            again = calls.restart(connection, snapshot, call, patience_secs=self._services.patience_secs)
+            return [again] if again else [], snapshot
+        ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
+        event = NewEvent("call", {"index": call.index} | call_data(call.tool, result))
+        end, after = self._finish(connection, ref, CallDone(result), None, event, was_asked=True)
+        return end.wake_ups, after
+
     def _finish(
-        self, connection: Connection, ref: CallRef, done: CallDone, token: UUID | None, event: NewEvent
+        self,
+        connection: Connection,
+        ref: CallRef,
+        done: CallDone,
+        token: UUID | None,
+        event: NewEvent,
+        *,
+        was_asked: bool = False,
     ) -> tuple[CallEnd, Snapshot]:
-        finished = calls.finish(connection, ref, done.result, token=token, event=event)
+        finished = calls.finish(connection, ref, done.result, token=token, event=event, was_asked=was_asked)
         snapshot = finished.snapshot
         is_ending = snapshot.cancel_requested or done.ends is not None
         if is_ending and finished.open_calls > 0:
@@ -171,6 +205,7 @@ class Saver:
                 agent=tool.agent.name,
                 text=tool.parameters.parse(reply.calls[call.index].arguments)["input"],
                 progress=Progress(),
+                run_secs=tool.agent.limits.run_secs,
                 context=snapshot.context,
                 depth=snapshot.depth + 1,
                 parent=ref,
@@ -208,9 +243,14 @@ def _following_step(transition: Transition) -> Next:
     return Next(STEP_QUEUE)
 
 
+def _question(call: OpenCall, kind: ApprovalKind) -> dict[str, Any]:
+    return {"call_id": call.call_id, "tool": call.tool, "kind": kind}
+
+
 def _more_events(transition: Transition) -> list[NewEvent]:
     events = [
-        NewEvent("approval.requested", {"call_id": call.call_id, "tool": call.tool}) for call in transition.approvals
+        NewEvent("approval.requested", _question(call, "outcome" if call.status == "asked" else "approval"))
+        for call in transition.approvals
     ]
     if transition.ending is not None:
         why = transition.ending.error.code if transition.ending.error else transition.ending.stop_reason

@@ -9,7 +9,9 @@ from typing import Any, overload
 from agentq.arguments import Parameters, unwrapped
 from agentq.context import RunContext
 from agentq.errors import ConfigError
+from agentq.run import OnUnknown
 from agentq.text import clean
+from agentq.unknown import Probe, Rule, checked_rule
 
 # Safe at every provider: OpenAI and Anthropic refuse other characters, Gemini a leading digit.
 NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")
@@ -21,7 +23,7 @@ class Tool:
     """A function with its name, description and parameters, made by :func:`tool`; calling it calls the function.
 
     ``timeout`` is in seconds (None: the run's ``tool_timeout_secs``); ``queue`` routes it to other workers;
-    ``idempotent`` says that running it twice with the same ``ctx.idempotency_key`` does no harm.
+    ``on_unknown`` says what becomes of a call whose worker was lost, ``probe`` asks the destination then.
     """
 
     name: str
@@ -30,7 +32,8 @@ class Tool:
     parameters: Parameters
     timeout: float | None = None
     queue: str | None = None
-    idempotent: bool = False
+    on_unknown: OnUnknown = "report"
+    probe: Probe | None = field(default=None, repr=False)
     # The agent behind ``Agent.as_tool()``; typed loosely because agents are built of tools.
     agent: Any = field(default=None, repr=False)
 
@@ -56,6 +59,7 @@ def tool(
     timeout: float | None = None,
     queue: str | None = None,
     idempotent: bool = False,
+    on_unknown: Rule | Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -68,11 +72,21 @@ def tool(
     timeout: float | None = None,
     queue: str | None = None,
     idempotent: bool = False,
+    on_unknown: Rule | Callable[..., Any] | None = None,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function, sync or async: the schema comes from its signature, the description from its docs.
 
-    A parameter annotated with RunContext gets the context and is not shown to the model. Raises ConfigError for a name
-    that providers refuse, a parameter without a JSON schema, or a default that is not JSON.
+    A parameter annotated with RunContext gets the context and is not shown to the model.
+
+    ``on_unknown`` is what becomes of a call whose worker was lost while it ran, so that nobody knows if it took effect:
+    ``"report"`` (the default) tells the model so (``interrupted``) and does not run it again; ``"retry"`` runs it again
+    with the same ``ctx.idempotency_key``, which ``idempotent=True`` says as well; ``"ask"`` asks a person, among the
+    approvals, and the run waits; a function asks the destination: it is called with those of the tool's arguments that
+    it names and the context, within the tool's time limit, and returns ``Happened(result)`` or ``NotHappened()`` (the
+    tool runs again); whatever else it does counts as ``"report"``.
+
+    Raises ConfigError for a name that providers refuse, a parameter without a JSON schema, a default that is not JSON,
+    or an ``on_unknown`` that contradicts ``idempotent``.
     """
 
     def build(wrapped: Callable[..., Any]) -> Tool:
@@ -83,14 +97,17 @@ def tool(
             raise ConfigError(f"a tool made of an object needs a name: tool(name=...)({type(wrapped).__name__} object)")
         check_name("tool", title)
         _check_options(title, timeout, queue)
+        parameters = Parameters(wrapped, title)
+        rule, probe = checked_rule(title, on_unknown, parameters, idempotent=idempotent)
         return Tool(
             name=title,
             description=clean(inspect.getdoc(inner) or "" if description is None else description),
             function=wrapped,
-            parameters=Parameters(wrapped, title),
+            parameters=parameters,
             timeout=timeout,
             queue=queue,
-            idempotent=idempotent,
+            on_unknown=rule,
+            probe=probe,
         )
 
     return build if function is None else build(function)

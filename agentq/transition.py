@@ -22,6 +22,7 @@ from agentq.outcomes import (
     Replied,
     Reviewed,
     Transition,
+    Unclear,
 )
 from agentq.retry import wait_secs
 from agentq.run import Ending, OpenCall, Phase, Snapshot, Status
@@ -35,11 +36,11 @@ _ALLOWED: dict[Phase, tuple[type, ...]] = {
     "recall": (Recalled, HookEnded, Failed, Cancelled),
     "model": (Replied, ModelFailed, HookEnded, Failed, Cancelled),
     "review": (Reviewed, Decided, HookEnded, Failed, Cancelled),
-    "tools": (BatchOpened, CallsFinished, HookEnded, Failed, Cancelled),
+    "tools": (BatchOpened, CallsFinished, Unclear, HookEnded, Failed, Cancelled),
 }
 
 
-def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:  # noqa: C901 - one line an outcome
+def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:  # noqa: C901, PLR0911, PLR0912 - a line an outcome
     """What follows from ``outcome`` in ``snapshot``. Raises UnexpectedOutcomeError where the pair makes no sense."""
     if not _fits(snapshot, outcome):
         raise UnexpectedOutcomeError(f"{type(outcome).__name__} in {snapshot.status}/{snapshot.phase}")
@@ -59,6 +60,8 @@ def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:  # noqa: C901 - 
             return _batch_opened(snapshot, outcome)
         case CallsFinished():
             return _calls_finished(snapshot, outcome)
+        case Unclear():
+            return _unclear(snapshot, outcome)
         case HookEnded():
             return _hook_ended(snapshot, outcome)
         case Failed():
@@ -80,6 +83,10 @@ def _fits(snapshot: Snapshot, outcome: Outcome) -> bool:
         answered_once = len(set(back)) == len(back) and still_out.issuperset(back)
         all_back = isinstance(outcome, HookEnded) or outcome.fatal is not None or still_out == set(back)
         return answered_once and all_back
+    if isinstance(outcome, BatchOpened | Unclear) and snapshot.status == "waiting":
+        return False
+    if isinstance(outcome, Unclear):
+        return any(call.index == outcome.index for call in snapshot.pending)
     return True
 
 
@@ -178,7 +185,7 @@ def _called(snapshot: Snapshot, reply: Replied) -> Transition:
             kind=call.kind,
             queue=call.queue,
             timeout_secs=call.timeout_secs,
-            idempotent=call.idempotent,
+            on_unknown=call.on_unknown,
             needs_approval=call.review,
             status="done" if call.result else "pending",
         )
@@ -289,6 +296,12 @@ def _calls_finished(snapshot: Snapshot, finished: CallsFinished) -> Transition:
     return replace(following, messages=placed + following.messages, closed=finished.results + following.closed)
 
 
+def _unclear(snapshot: Snapshot, unclear: Unclear) -> Transition:
+    calls = tuple(replace(call, status="asked") if call.index == unclear.index else call for call in snapshot.calls)
+    asked = next(call for call in calls if call.index == unclear.index)
+    return Transition(replace(snapshot, calls=calls, status="waiting"), approvals=(asked,))
+
+
 def _next_turn(snapshot: Snapshot) -> Transition:
     """Back to recall, unless a limit says that there may be no further model call."""
     limits, progress = snapshot.limits, snapshot.progress
@@ -299,12 +312,29 @@ def _next_turn(snapshot: Snapshot) -> Transition:
     return _go(replace(snapshot, calls=()), "recall")
 
 
-def _limit(name: str, value: int, **more: int) -> Ending:
-    message = f"the run reached its limit of {value} {name.replace('_', ' ')}"
+def out_of_time(snapshot: Snapshot) -> ErrorInfo | None:
+    """The error of a run whose time limit is over, seen before a step of it is begun; None while there is time."""
+    if snapshot.secs_left is None or snapshot.secs_left > 0:
+        return None
+    return time_is_over(snapshot.limits.run_secs or 0.0)
+
+
+def time_is_over(run_secs: float) -> ErrorInfo:
+    """The error of a run that has reached its time limit."""
+    return _over("run_secs", run_secs)
+
+
+def _limit(name: str, value: float, **more: int) -> Ending:
+    return Ending(error=_over(name, value, **more))
+
+
+def _over(name: str, value: float, **more: int) -> ErrorInfo:
+    what = "seconds" if name == "run_secs" else name.replace("_", " ")
+    message = f"the run reached its limit of {value:g} {what}"
     if more:
         message += f": {more['used']} were made and the model asked for {more['asked']} more"
     details = {"limit": name, "value": value, **more}
-    return Ending(error=ErrorInfo(code="limit_exceeded", message=message, details=details))
+    return ErrorInfo(code="limit_exceeded", message=message, details=details)
 
 
 # ---------------------------------------------------------------------------------------------- endings
@@ -367,7 +397,7 @@ def _end(snapshot: Snapshot, ending: Ending) -> Transition:
 
 
 def _unfinished(call: OpenCall) -> ToolResult:
-    if call.status == "running":
+    if call.status in ("running", "asked"):
         return _result(
             call, "interrupted", "The run ended while this call was running: it may or may not have taken effect."
         )

@@ -27,7 +27,7 @@ def ls(given: dict[str, Any], /, *, run_id: str | None, decided_too: bool, as_js
         for approval in found:
             print_json(approval_json(approval))
         return
-    print_table(("RUN", "CALL", "STATUS", "AGE", "BY", "TOOL", "ARGUMENTS"), map(_row, found), status=2)
+    print_table(("RUN", "CALL", "STATUS", "ASKS", "AGE", "BY", "TOOL", "ARGUMENTS"), map(_row, found), status=2)
 
 
 def _row(approval: Approval) -> tuple[Any, ...]:
@@ -35,6 +35,7 @@ def _row(approval: Approval) -> tuple[Any, ...]:
         approval.run_id,
         approval.call_id,
         approval.status,
+        "may it run" if approval.kind == "approval" else "did it happen",
         age(approval.requested_at),
         approval.decided_by,
         approval.tool,
@@ -55,6 +56,37 @@ def approve(given: dict[str, Any], /, *, run_id: str, call_id: str, by: str | No
     with options.reading_client(given) as client:
         client.handle(run_id).approve(call_id, by=by)
     click.echo(f"approved {call_id} of run {run_id}")
+
+
+@approvals.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("call_id", metavar="CALL_ID")
+@click.option(
+    "--happened",
+    type=click.Choice(["yes", "no", "unknown"]),
+    required=True,
+    help="yes: the model gets the result; no: the tool runs again; unknown: the model is told that nobody knows.",
+)
+@click.option("--result", metavar="TEXT", help="What the tool returned, with --happened yes.")
+@click.option("--reason", help="What the model is told, with --happened unknown.")
+@_by
+@click.pass_obj
+def settle(
+    given: dict[str, Any],
+    /,
+    *,
+    run_id: str,
+    call_id: str,
+    happened: str,
+    result: str | None,
+    reason: str | None,
+    by: str | None,
+) -> None:
+    """Say whether a call took effect whose worker was lost (it asks "did it happen")."""
+    answer = {"yes": True, "no": False, "unknown": None}[happened]
+    with options.reading_client(given) as client:
+        client.handle(run_id).settle(call_id, happened=answer, result=result, reason=reason, by=by)
+    click.echo(f"settled {call_id} of run {run_id}: happened: {happened}")
 
 
 @approvals.command()

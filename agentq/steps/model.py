@@ -30,7 +30,7 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
         messages=messages,
         tools=tool_specs(agent),
         settings=agent.model_settings,
-        timeout_secs=agent.model_timeout_secs,
+        timeout_secs=_bounded(snapshot, agent),
     )
     data: dict[str, Any] = {"provider": provider.name, "model": model}
     try:
@@ -38,6 +38,12 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
     except ProviderError as error:
         return Done(_failed(error, agent), data | {"error": error.code})
     return _replied(snapshot, agent, reply, data)
+
+
+def _bounded(snapshot: Snapshot, agent: AgentSpec) -> float:
+    """The model's time limit, or what is left of the run's."""
+    left = snapshot.secs_left
+    return agent.model_timeout_secs if left is None else min(agent.model_timeout_secs, max(left, 0.001))
 
 
 def _replied(snapshot: Snapshot, agent: AgentSpec, reply: ModelReply, data: dict[str, Any]) -> Done:

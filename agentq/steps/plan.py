@@ -55,7 +55,7 @@ def plan(call: ToolCall, agent: AgentSpec, snapshot: Snapshot, *, cut: bool) -> 
         kind="tool" if found.agent is None else "agent",
         queue=found.queue or TOOL_QUEUE,
         timeout_secs=found.timeout or snapshot.limits.tool_timeout_secs,
-        idempotent=found.idempotent,
+        on_unknown=found.on_unknown,
         review=call.name in agent.approve,
     )
 

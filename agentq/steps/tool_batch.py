@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
@@ -20,6 +21,7 @@ from agentq.steps.review import reply_of_turn
 from agentq.storage.rows import CallRef
 from agentq.text import clean, cut
 from agentq.tools import Tool
+from agentq.unknown import Happened, NotHappened
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +47,20 @@ class CallDone:
 
 
 def run_call(
-    snapshot: Snapshot, call: OpenCall, agent: AgentSpec, services: Services, *, lease: Lease, attempt: int
+    snapshot: Snapshot,
+    call: OpenCall,
+    agent: AgentSpec,
+    services: Services,
+    *,
+    lease: Lease,
+    attempt: int,
+    may_have_run: bool,
 ) -> CallDone:
-    """Run the call and its hooks. Never raises for anything the tool does, short of killing the process."""
-    # The reply is found by the place of the call's result; a lane's snapshot does not carry its siblings.
-    with services.database.autocommit() as connection:
-        asked = reply_of_turn(connection, replace(snapshot, calls=(call,))).calls[call.index]
+    """Run the call and its hooks. Never raises for anything the tool does, short of killing the process.
+
+    ``may_have_run``: an earlier attempt was begun, so that a tool's probe is asked first whether it took effect.
+    """
+    asked = asked_for(snapshot, call, services)
     ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
     ctx = context(snapshot, call_id=call.call_id, idempotency_key=ref.idempotency_key, attempt=attempt)
     faults: list[str] = []
@@ -58,12 +68,55 @@ def run_call(
         call_hooks(agent, lambda hook: hook.before_tool(ctx, asked), faults)
     except EndRun as end:
         return CallDone(ToolResult.error(asked, "cancelled", "Not run: a hook ended the run."), HookEnded(end.output))
-    done = _run(asked, call, agent, ctx, lease)
+    call = replace(call, timeout_secs=_bounded(call, snapshot))
+    probed = _probe(asked, call, agent, ctx, lease) if may_have_run and call.on_unknown == "probe" else None
+    done = probed or _run(asked, call, agent, ctx, lease)
     try:
         call_hooks(agent, lambda hook: hook.after_tool(ctx, done.result), faults)
     except EndRun as end:
         return replace(done, ends=HookEnded(end.output))
     return done
+
+
+def asked_for(snapshot: Snapshot, call: OpenCall, services: Services) -> ToolCall:
+    """What the model asked for: it stands in the reply, which is found by the place of the call's result."""
+    with services.database.autocommit() as connection:
+        # A lane's snapshot does not carry the call's siblings.
+        return reply_of_turn(connection, replace(snapshot, calls=(call,))).calls[call.index]
+
+
+def _bounded(call: OpenCall, snapshot: Snapshot) -> float:
+    """The call's time limit, or what is left of the run's."""
+    left = snapshot.secs_left
+    return call.timeout_secs if left is None else min(call.timeout_secs, max(left, 0.001))
+
+
+def _probe(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lease: Lease) -> CallDone | None:
+    """What the destination says of an earlier attempt; None where nothing took effect, so that the tool may run."""
+    tool = agent.tools.get(call.tool)
+    if tool is None or tool.probe is None:
+        # A deploy has taken the probe away.
+        return CallDone(interrupted(call))
+    try:
+        arguments = tool.probe.bind(tool.parameters.parse(asked.arguments), ctx)
+        answer = invoke(
+            tool.probe.function, arguments, _answer, timeout_secs=call.timeout_secs, cancelled=lease.cancelled
+        )
+    except (Exception, SystemExit, ToolTimeoutError) as error:
+        if is_stopped(error):
+            raise
+        logger.warning("the on_unknown function of tool %s: %s", asked.name, type(error).__name__)
+        logger.debug("the on_unknown function of tool %s", asked.name, exc_info=True)
+        return CallDone(interrupted(call))
+    return None if answer is None else CallDone(ToolResult(call_id=asked.id, name=asked.name, text=answer))
+
+
+def _answer(value: Any) -> str | None:
+    if isinstance(value, NotHappened):
+        return None
+    if isinstance(value, Happened):
+        return to_text(value.result)
+    raise TypeError(f"it returned {type(value).__name__}, not Happened(...) or NotHappened()")
 
 
 def _run(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lease: Lease) -> CallDone:
@@ -125,6 +178,10 @@ def timed_out(call: OpenCall) -> ToolResult:
 def interrupted(call: OpenCall) -> ToolResult:
     text = "The worker stopped while the tool was running: it may or may not have taken effect. It was not run again."
     return _settled(call, "interrupted", text)
+
+
+def not_run(call: OpenCall) -> ToolResult:
+    return _settled(call, "cancelled", "Not run: the run's time is over.")
 
 
 def unknown_tool(call: OpenCall, agent: AgentSpec) -> ToolResult:

@@ -1,15 +1,25 @@
 """The statements of a single call of a batch: claim it, finish it, put the next one on the lane."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, text
 
 from agentq.errors import LeaseLost
+from agentq.limits import MAX_LANES
 from agentq.messages import ToolMessage, ToolResult
 from agentq.run import OpenCall, Snapshot
-from agentq.storage.rows import SNAPSHOT_COLUMNS, CallRef, Claim, to_claim, to_open_call, to_snapshot
+from agentq.storage import steps
+from agentq.storage.rows import (
+    SNAPSHOT_COLUMNS,
+    CallRef,
+    Claim,
+    snapshot_columns,
+    to_claim,
+    to_open_call,
+    to_snapshot,
+)
 from agentq.storage.steps import (
     BOUNDED,
     FIRST_PATIENCE,
@@ -22,8 +32,8 @@ from agentq.storage.steps import (
 )
 from agentq.wire import CallMessage
 
-_RUN = ", ".join(f"r.{name.strip()}" for name in SNAPSHOT_COLUMNS.split(",") if name.strip() != "attempt")
-_CALL = f"""c.index AS call_index, c.position, c.call_id, c.tool, c.kind, c.queue, c.timeout_secs, c.idempotent,
+_RUN = snapshot_columns("r")
+_CALL = f"""c.index AS call_index, c.position, c.call_id, c.tool, c.kind, c.queue, c.timeout_secs, c.on_unknown,
     c.needs_approval, c.status AS call_status, c.attempt, c.worker,
     c.announced_at <= {FORGOT_AT} AS forgotten"""
 
@@ -59,11 +69,42 @@ _REARM = text(f"""
 """)
 _LOCK_RUN = text(f"""
     WITH {BOUNDED}
-    UPDATE agentq.runs SET open_calls = open_calls - 1, event_count = event_count + :events, updated_at = now()
+    UPDATE agentq.runs SET
+        open_calls = open_calls - 1, asked_calls = asked_calls - :asked,
+        -- Where only calls are left that a person is asked about, the run waits.
+        status = CASE WHEN open_calls > 1 AND open_calls - 1 = asked_calls - :asked THEN 'waiting' ELSE 'running' END,
+        event_count = event_count + 1, updated_at = now()
     FROM bounded
     WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND lease_token IS NULL
         AND status NOT IN ('completed', 'failed', 'cancelled')
     RETURNING {SNAPSHOT_COLUMNS}, open_calls, event_count
+""")
+_ASK_RUN = text(f"""
+    WITH {BOUNDED}
+    UPDATE agentq.runs SET
+        asked_calls = asked_calls + 1,
+        status = CASE WHEN open_calls = asked_calls + 1 THEN 'waiting' ELSE 'running' END,
+        event_count = event_count + 1, updated_at = now()
+    FROM bounded
+    WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND runs.lease_token IS NULL
+        AND status NOT IN ('completed', 'failed', 'cancelled')
+        AND EXISTS (SELECT 1 FROM agentq.tool_calls c WHERE c.run_id = :run_id AND c.turn = :turn AND c.index = :index
+                    AND c.lease_token = :token)
+    RETURNING event_count
+""")
+# Back on a lane where one is free; else the next lane that becomes free takes it.
+_RESTART = text(f"""
+    UPDATE agentq.tool_calls SET
+        (status, sweep_at) = (
+            SELECT CASE WHEN count(*) < {MAX_LANES} THEN 'announced' ELSE 'pending' END,
+                CASE WHEN count(*) < {MAX_LANES} THEN {FIRST_PATIENCE} END
+            FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND status IN ('announced', 'running')),
+        announced_at = now()
+    WHERE run_id = :run_id AND turn = :turn AND index = :index AND status = 'asked'
+    RETURNING status, queue, timeout_secs
+""")
+_RESUME_RUN = text("""
+    UPDATE agentq.runs SET asked_calls = asked_calls - 1, status = 'running', updated_at = now() WHERE id = :run_id
 """)
 _FINISH = text("""
     UPDATE agentq.tool_calls SET status = 'done', code = :code, lease_token = NULL, lease_until = NULL, sweep_at = NULL,
@@ -136,14 +177,21 @@ class Finished:
 
 
 def finish(
-    connection: Connection, ref: CallRef, result: ToolResult, *, token: UUID | None, event: NewEvent
+    connection: Connection,
+    ref: CallRef,
+    result: ToolResult,
+    *,
+    token: UUID | None,
+    event: NewEvent,
+    was_asked: bool = False,
 ) -> Finished:
     """Save one call's result in the caller's transaction. Raises LeaseLost, with nothing written, when it is not ours.
 
-    Locks the run first, so that of calls ending together exactly one sees that it was the last.
+    Locks the run first, so that of calls ending together exactly one sees that it was the last. ``was_asked``: a person
+    was asked about the call, and has answered.
     """
     run = {"run_id": ref.run_id, "turn": ref.turn}
-    row = connection.execute(_LOCK_RUN, run | {"events": 1}).first()
+    row = connection.execute(_LOCK_RUN, run | {"asked": int(was_asked)}).first()
     if row is None:
         raise LeaseLost(f"run {ref.run_id}: the batch of turn {ref.turn} is history")
     values = run | {"index": ref.index, "token": token, "code": result.code or "success"}
@@ -153,6 +201,26 @@ def finish(
     add_result(connection, ref.run_id, position, ToolMessage(result=result))
     add_events(connection, ref.run_id, row.event_count, [event])
     return Finished(to_snapshot(row), row.open_calls)
+
+
+def ask(connection: Connection, claimed: ClaimedCall, arguments: str, *, event: NewEvent) -> None:
+    """Put a call whose outcome is unknown before a person; its lane is free. Raises LeaseLost, with nothing written."""
+    ref = claimed.ref
+    row = connection.execute(_ASK_RUN, ref.__dict__ | {"token": claimed.claim.token}).first()
+    if row is None:
+        raise LeaseLost(f"run {ref.run_id}: call {ref.index} of turn {ref.turn} belongs to another process or is done")
+    steps.ask(connection, claimed.snapshot, replace(claimed.call, status="asked"), arguments)
+    add_events(connection, ref.run_id, row.event_count, [event])
+
+
+def restart(connection: Connection, snapshot: Snapshot, call: OpenCall, *, patience_secs: float) -> CallMessage | None:
+    """Let a call that a person was asked about run again; None when it has to wait for a lane."""
+    where = {"run_id": snapshot.run_id, "turn": snapshot.turn, "index": call.index}
+    row = connection.execute(_RESTART, where | {"patience_secs": patience_secs}).one()
+    connection.execute(_RESUME_RUN, {"run_id": snapshot.run_id})
+    if row.status == "pending":
+        return None
+    return CallMessage(snapshot.run_id, snapshot.seq, call.index, row.queue, row.timeout_secs)
 
 
 def with_calls(connection: Connection, snapshot: Snapshot) -> Snapshot:

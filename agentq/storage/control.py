@@ -6,7 +6,7 @@ from sqlalchemy import Connection, text
 
 from agentq.errors import ApprovalNotPendingError, RunNotFoundError
 from agentq.messages import ToolMessage, ToolResult
-from agentq.run import TERMINAL, Snapshot
+from agentq.run import TERMINAL, ApprovalKind, OpenCall, Snapshot
 from agentq.storage.rows import SNAPSHOT_COLUMNS, to_snapshot
 from agentq.storage.steps import BOUNDED, NewEvent, add_events, add_result, open_calls
 
@@ -14,6 +14,10 @@ _LOCK = text(f"""
     WITH {BOUNDED}
     SELECT {SNAPSHOT_COLUMNS}, lease_token IS NOT NULL AS at_work
     FROM bounded, agentq.runs WHERE id = :run_id FOR UPDATE OF runs
+""")
+_TIME_LIMIT = text("""
+    SELECT CAST(EXTRACT(epoch FROM deadline_at - created_at) AS float) FROM agentq.runs
+    WHERE id = :run_id AND deadline_at <= now()
 """)
 _ASK_CANCEL = text("UPDATE agentq.runs SET cancel_requested = true, updated_at = now() WHERE id = :run_id")
 _COUNT_EVENT = text("""
@@ -24,12 +28,12 @@ _CHILDREN = text("""
 """)
 _DECIDE = text("""
     UPDATE agentq.approvals SET status = :status, decided_at = now(), decided_by = :decided_by, reason = :reason
-    WHERE run_id = :run_id AND turn = :turn AND call_id = :call_id AND status = 'pending'
+    WHERE run_id = :run_id AND turn = :turn AND call_id = :call_id AND kind = :kind AND status = 'pending'
     RETURNING index
 """)
 _DECIDED = text("""
-    SELECT status, decided_by, decided_at FROM agentq.approvals WHERE run_id = :run_id AND call_id = :call_id
-    ORDER BY turn DESC LIMIT 1
+    SELECT status, kind, decided_by, decided_at FROM agentq.approvals WHERE run_id = :run_id AND call_id = :call_id
+    ORDER BY turn DESC, number DESC LIMIT 1
 """)
 _PENDING = text("SELECT count(*) FROM agentq.approvals WHERE run_id = :run_id AND status = 'pending'")
 _CLOSE = text("""
@@ -37,6 +41,12 @@ _CLOSE = text("""
     WHERE run_id = :run_id AND turn = :turn AND index = :index
     RETURNING position
 """)
+
+
+def time_limit(connection: Connection, run_id: str) -> float | None:
+    """How many seconds a run was given, where that time is over; None while it may go on."""
+    found: float | None = connection.execute(_TIME_LIMIT, {"run_id": run_id}).scalar()
+    return found
 
 
 def lock(connection: Connection, run_id: str) -> tuple[Snapshot, bool]:
@@ -68,24 +78,33 @@ def decide_approval(
     connection: Connection, snapshot: Snapshot, call_id: str, *, approved: bool, decided_by: str, reason: str | None
 ) -> int:
     """Record one decision and return how many calls still wait. Raises ApprovalNotPendingError when it is too late."""
-    values = {
-        "run_id": snapshot.run_id,
-        "turn": snapshot.turn,
-        "call_id": call_id,
-        "status": "approved" if approved else "rejected",
-        "decided_by": decided_by,
-        "reason": reason,
-    }
-    index = connection.execute(_DECIDE, values).scalar()
-    if index is None:
-        raise _not_pending(connection, snapshot.run_id, call_id)
+    decision = {"status": "approved" if approved else "rejected", "decided_by": decided_by, "reason": reason}
+    call = _decide(connection, snapshot, call_id, "approval", decision)
     if not approved:
-        _reject(connection, snapshot, index, call_id, reason)
+        _reject(connection, snapshot, call, reason)
     return int(connection.execute(_PENDING, {"run_id": snapshot.run_id}).scalar_one())
 
 
-def _reject(connection: Connection, snapshot: Snapshot, index: int, call_id: str, reason: str | None) -> None:
-    call = next(call for call in snapshot.calls if call.index == index)
+def answer_outcome(
+    connection: Connection, snapshot: Snapshot, call_id: str, *, status: str, decided_by: str, reason: str | None
+) -> OpenCall:
+    """Record what a person knows of a call whose outcome was unknown. Raises ApprovalNotPendingError."""
+    decision = {"status": status, "decided_by": decided_by, "reason": reason}
+    return _decide(connection, snapshot, call_id, "outcome", decision)
+
+
+def _decide(
+    connection: Connection, snapshot: Snapshot, call_id: str, kind: ApprovalKind, decision: dict[str, Any]
+) -> OpenCall:
+    where = {"run_id": snapshot.run_id, "turn": snapshot.turn, "call_id": call_id, "kind": kind}
+    index = connection.execute(_DECIDE, where | decision).scalar()
+    if index is None:
+        raise _not_pending(connection, snapshot.run_id, call_id, kind)
+    return next(call for call in snapshot.calls if call.index == index)
+
+
+def _reject(connection: Connection, snapshot: Snapshot, call: OpenCall, reason: str | None) -> None:
+    index, call_id = call.index, call.call_id
     position = connection.execute(
         _CLOSE, {"run_id": snapshot.run_id, "turn": snapshot.turn, "index": index}
     ).scalar_one()
@@ -94,10 +113,18 @@ def _reject(connection: Connection, snapshot: Snapshot, index: int, call_id: str
     add_result(connection, snapshot.run_id, position, ToolMessage(result=result))
 
 
-def _not_pending(connection: Connection, run_id: str, call_id: str) -> ApprovalNotPendingError:
+_ASKS = {
+    "approval": "asks whether it may run: approve or reject it",
+    "outcome": "asks whether it took effect: answer with handle.settle() or agentq approvals settle",
+}
+
+
+def _not_pending(connection: Connection, run_id: str, call_id: str, kind: ApprovalKind) -> ApprovalNotPendingError:
     row: Any = connection.execute(_DECIDED, {"run_id": run_id, "call_id": call_id}).first()
     if row is None:
-        return ApprovalNotPendingError(f"run {run_id} has no call {call_id!r} that needs approval", call_id=call_id)
+        return ApprovalNotPendingError(f"run {run_id} has no call {call_id!r} that waits for a person", call_id=call_id)
+    if row.status == "pending" and row.kind != kind:
+        return ApprovalNotPendingError(f"call {call_id!r} {_ASKS[row.kind]}", call_id=call_id, status=row.status)
     who = f" by {row.decided_by}" if row.decided_by else ""
     return ApprovalNotPendingError(
         f"call {call_id!r} is {row.status}{who} since {row.decided_at:%Y-%m-%d %H:%M:%S %Z}",

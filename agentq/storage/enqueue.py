@@ -16,10 +16,10 @@ from agentq.wire import STEP_QUEUE
 _INSERT = text(f"""
     INSERT INTO agentq.runs (id, agent, status, phase, seq, turn, depth, progress, context, tags, idempotency_key,
                              thread_id, thread_position, parent_run_id, parent_turn, parent_index, message_count,
-                             event_count, queue, due_at, sweep_at)
+                             event_count, queue, due_at, sweep_at, deadline_at)
     VALUES (:id, :agent, 'queued', 'recall', 0, 0, :depth, :progress, :context, CAST(:tags AS jsonb), :idempotency_key,
             :thread_id, :thread_position, :parent_run_id, :parent_turn, :parent_index, 1, 1, :queue,
-            now(), {FIRST_PATIENCE})
+            now(), {FIRST_PATIENCE}, now() + make_interval(secs => :run_secs))
     ON CONFLICT (agent, idempotency_key) DO NOTHING
     RETURNING id
 """)
@@ -46,6 +46,8 @@ class NewRun:
     thread_id: str | None = None
     depth: int = 0
     parent: CallRef | None = None
+    # The run's time limit as far as the producer knows it; a worker that has the agent may set it with the first step.
+    run_secs: float | None = None
 
 
 def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
@@ -77,6 +79,7 @@ def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
         "parent_index": parent.index if parent else None,
         "queue": STEP_QUEUE,
         "patience_secs": patience_secs,
+        "run_secs": new.run_secs,
     }
     if connection.execute(_INSERT, values).scalar() is None:
         same = _same(connection, new)

@@ -31,7 +31,7 @@ _RENEW = text(f"""
     )
     SELECT token FROM steps WHERE cancel_requested UNION ALL SELECT token FROM calls WHERE cancel_requested
 """)
-# One query a second in every worker process: four short partial indexes, nothing else. Lost work comes first, and has a
+# One query a second in every worker process: five short partial indexes, nothing else. Lost work comes first, and has a
 # limit of its own, so that a long backlog of wake-ups does not stand before it.
 _DUE = text("""
     (SELECT 'run' AS kind, id AS run_id, 0 AS turn, 0 AS call_index, status, true AS leased
@@ -45,6 +45,9 @@ _DUE = text("""
     UNION ALL
     (SELECT 'call', run_id, turn, index, status, false
      FROM agentq.tool_calls WHERE sweep_at <= now() ORDER BY sweep_at LIMIT :limit)
+    UNION ALL
+    (SELECT 'late', id, 0, 0, status, false
+     FROM agentq.runs WHERE deadline_at <= now() ORDER BY deadline_at LIMIT :limit)
 """)
 _REANNOUNCE_STEP = text(f"""
     UPDATE agentq.runs SET sweep_at = {patience("due_at")}
@@ -72,7 +75,8 @@ _FORGET_CALL = text("""
 _POSTPONE_RUN = text("""
     UPDATE agentq.runs SET
         lease_until = CASE WHEN lease_until <= now() THEN now() + interval '60 s' ELSE lease_until END,
-        sweep_at = CASE WHEN sweep_at <= now() THEN now() + interval '60 s' ELSE sweep_at END
+        sweep_at = CASE WHEN sweep_at <= now() THEN now() + interval '60 s' ELSE sweep_at END,
+        deadline_at = CASE WHEN deadline_at <= now() THEN now() + interval '60 s' ELSE deadline_at END
     WHERE id = :run_id
 """)
 _POSTPONE_CALL = text("""
@@ -104,9 +108,9 @@ def renew(connection: Connection, held: dict[UUID, str], *, lease_secs: float) -
 
 @dataclass(frozen=True)
 class Due:
-    """Something the sweep has to look at; ``turn`` and ``index`` are a call's."""
+    """Something the sweep has to look at; ``turn`` and ``index`` are a call's. "late": the run's time limit is over."""
 
-    kind: Literal["run", "call"]
+    kind: Literal["run", "call", "late"]
     run_id: str
     turn: int
     index: int
@@ -119,7 +123,9 @@ class Due:
 
 
 def due(connection: Connection, *, limit: int = 100) -> list[Due]:
-    """What has waited longer than it should: lost wake-ups, expired leases, backoffs that are over, untold parents."""
+    """What has waited longer than it should: lost wake-ups, expired leases, backoffs and time limits that are over,
+    untold parents.
+    """
     return [
         Due(row.kind, row.run_id, row.turn, row.call_index, row.status, row.leased)
         for row in connection.execute(_DUE, {"limit": limit})
@@ -147,7 +153,7 @@ def reannounce_call(connection: Connection, ref: CallRef, *, patience_secs: floa
 
 def postpone(connection: Connection, due: Due) -> None:
     """Look at this again in a minute: something about it cannot be handled now, and the others must not wait for it."""
-    connection.execute(_POSTPONE_RUN if due.kind == "run" else _POSTPONE_CALL, due.ref.__dict__)
+    connection.execute(_POSTPONE_CALL if due.kind == "call" else _POSTPONE_RUN, due.ref.__dict__)
 
 
 def seen(connection: Connection, worker: str, *, pool: str, queues: Sequence[str], agents: Sequence[str]) -> None:

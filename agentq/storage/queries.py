@@ -28,9 +28,10 @@ _EVENTS = text("""
     SELECT run_id, number, type, at, data FROM agentq.events WHERE run_id = :run_id AND number > :after ORDER BY number
 """)
 _APPROVALS = text("""
-    SELECT run_id, call_id, tool, arguments, status, requested_at, decided_by, reason, decided_at FROM agentq.approvals
+    SELECT run_id, call_id, tool, arguments, status, requested_at, kind, decided_by, reason, decided_at
+    FROM agentq.approvals
     WHERE (CAST(:run_id AS text) IS NULL OR run_id = :run_id) AND (CAST(:status AS text) IS NULL OR status = :status)
-    ORDER BY requested_at, run_id, index LIMIT :limit
+    ORDER BY requested_at, run_id, index, number LIMIT :limit
 """)
 _THREAD = text("""
     SELECT m.payload FROM agentq.messages m JOIN agentq.runs r ON r.id = m.run_id

@@ -12,12 +12,19 @@ from agentq.errors import ErrorInfo
 from agentq.messages import Usage
 from agentq.run import Event, OpenCall, Progress, Run, Snapshot
 
-# Columns that make a Snapshot; every statement that loads one returns these.
-SNAPSHOT_COLUMNS = (
-    "id, agent, status, phase, seq, turn, depth, progress, context, message_count, cancel_requested, thread_id, attempt"
-)
+_SNAPSHOT = "id, agent, status, phase, seq, turn, depth, progress, context, message_count, cancel_requested, thread_id"
+
+
+def snapshot_columns(table: str) -> str:
+    """Columns that make a Snapshot, of ``table`` (its alias in the statement)."""
+    named = ", ".join(f"{table}.{name}" for name in _SNAPSHOT.split(", "))
+    return f"{named}, EXTRACT(epoch FROM now() - {table}.created_at) AS age_secs"
+
+
+# Every statement that loads one returns these.
+SNAPSHOT_COLUMNS = f"{snapshot_columns('runs')}, runs.attempt"
 CALL_COLUMNS = (
-    "index AS call_index, position, call_id, tool, kind, queue, timeout_secs, idempotent, needs_approval, "
+    "index AS call_index, position, call_id, tool, kind, queue, timeout_secs, on_unknown, needs_approval, "
     "status AS call_status"
 )
 
@@ -72,6 +79,7 @@ def to_snapshot(row: Row[Any], calls: tuple[OpenCall, ...] = ()) -> Snapshot:
         calls=calls,
         thread_id=row.thread_id,
         context=json.loads(row.context),
+        age_secs=float(row.age_secs),
     )
 
 
@@ -84,7 +92,7 @@ def to_open_call(row: Row[Any]) -> OpenCall:
         kind=row.kind,
         queue=row.queue,
         timeout_secs=row.timeout_secs,
-        idempotent=row.idempotent,
+        on_unknown=row.on_unknown,
         needs_approval=row.needs_approval,
         status=row.call_status,
     )

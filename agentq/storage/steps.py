@@ -177,6 +177,8 @@ _COMMIT = text(f"""
     UPDATE agentq.runs SET
         seq = :seq, status = :status, phase = :phase, turn = :turn, progress = :progress,
         message_count = :message_count, event_count = event_count + :events, open_calls = :open_calls,
+        asked_calls = :asked_calls,
+        deadline_at = CASE WHEN NOT :ended THEN created_at + make_interval(secs => :run_secs) END,
         queue = :queue, timeout_secs = :timeout_secs,
         due_at = now() + make_interval(secs => :delay_secs),
         sweep_at = CASE WHEN :ended AND (parent_run_id IS NOT NULL OR :status <> 'completed' AND EXISTS (
@@ -199,9 +201,9 @@ _IS_OURS = text(
 _INSERT_MESSAGE = text("INSERT INTO agentq.messages (run_id, position, payload) VALUES (:run_id, :position, :payload)")
 _INSERT_EVENT = text("INSERT INTO agentq.events (run_id, number, type, data) VALUES (:run_id, :number, :type, :data)")
 _INSERT_CALL = text("""
-    INSERT INTO agentq.tool_calls (run_id, turn, index, position, call_id, tool, kind, queue, timeout_secs, idempotent,
+    INSERT INTO agentq.tool_calls (run_id, turn, index, position, call_id, tool, kind, queue, timeout_secs, on_unknown,
                                    needs_approval, status, code)
-    VALUES (:run_id, :turn, :index, :position, :call_id, :tool, :kind, :queue, :timeout_secs, :idempotent,
+    VALUES (:run_id, :turn, :index, :position, :call_id, :tool, :kind, :queue, :timeout_secs, :on_unknown,
             :needs_approval, :status, :code)
 """)
 _CLOSE_CALL = text("""
@@ -209,10 +211,15 @@ _CLOSE_CALL = text("""
                                  finished_at = now()
     WHERE run_id = :run_id AND turn = :turn AND index = :index
 """)
+_ASK_CALL = text("""
+    UPDATE agentq.tool_calls SET status = 'asked', lease_token = NULL, lease_until = NULL, sweep_at = NULL
+    WHERE run_id = :run_id AND turn = :turn AND index = :index
+""")
 _INSERT_APPROVAL = text("""
-    INSERT INTO agentq.approvals (run_id, turn, index, call_id, tool, arguments, arguments_sha256, status)
-    VALUES (:run_id, :turn, :index, :call_id, :tool, :arguments, encode(sha256(convert_to(:arguments, 'UTF8')), 'hex'),
-            'pending')
+    INSERT INTO agentq.approvals (run_id, turn, index, number, kind, call_id, tool, arguments, arguments_sha256, status)
+    SELECT :run_id, :turn, :index, count(*), :kind, :call_id, :tool, :arguments,
+        encode(sha256(convert_to(:arguments, 'UTF8')), 'hex'), 'pending'
+    FROM agentq.approvals WHERE run_id = :run_id AND turn = :turn AND index = :index
 """)
 _CLOSE_APPROVALS = text("""
     UPDATE agentq.approvals SET status = 'closed', decided_at = now() WHERE run_id = :run_id AND status = 'pending'
@@ -265,8 +272,8 @@ def commit(
     _many(
         connection, _CLOSE_CALL, [run | {"index": index, "code": result.code or "success"} for index, result in closed]
     )
-    asked = [run | _approval_values(call, (arguments or {})[call.index]) for call in transition.approvals]
-    _many(connection, _INSERT_APPROVAL, asked)
+    for call in transition.approvals:
+        ask(connection, snapshot, call, (arguments or {})[call.index])
     if ending is not None and snapshot.phase in ("review", "tools"):
         connection.execute(_CLOSE_APPROVALS, {"run_id": snapshot.run_id})
 
@@ -283,6 +290,8 @@ def _run_values(transition: Transition) -> dict[str, Any]:
         "progress": snapshot.progress.model_dump_json(exclude_defaults=True),
         "message_count": snapshot.message_count,
         "open_calls": len(snapshot.pending),
+        "asked_calls": sum(call.status == "asked" for call in snapshot.pending),
+        "run_secs": snapshot.limits.run_secs,
         "delay_secs": transition.delay_secs,
         "ended": ending is not None,
         "stop_reason": ending.stop_reason if ending else None,
@@ -330,15 +339,21 @@ def _call_values(call: OpenCall, result: Any) -> dict[str, Any]:
         "kind": call.kind,
         "queue": call.queue,
         "timeout_secs": call.timeout_secs,
-        "idempotent": call.idempotent,
+        "on_unknown": call.on_unknown,
         "needs_approval": call.needs_approval,
         "status": call.status,
         "code": code,
     }
 
 
-def _approval_values(call: OpenCall, arguments: str) -> dict[str, Any]:
-    return {"index": call.index, "call_id": call.call_id, "tool": call.tool, "arguments": arguments}
+def ask(connection: Connection, snapshot: Snapshot, call: OpenCall, arguments: str) -> None:
+    """Put a call before a person: may it run, or, where its status is "asked", did it take effect."""
+    where = {"run_id": snapshot.run_id, "turn": snapshot.turn, "index": call.index}
+    kind = "outcome" if call.status == "asked" else "approval"
+    values = {"kind": kind, "call_id": call.call_id, "tool": call.tool, "arguments": arguments}
+    connection.execute(_INSERT_APPROVAL, where | values)
+    if kind == "outcome":
+        connection.execute(_ASK_CALL, where)
 
 
 def _many(connection: Connection, statement: Any, rows: list[dict[str, Any]]) -> None:

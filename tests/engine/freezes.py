@@ -25,8 +25,8 @@ def batch() -> Agent:
 def freeze(url: str, run_id: str, seq: int, index: int) -> None:
     real = calls.announce_next
 
-    def announce_next(*args: Any) -> Any:
-        found = real(*args)
+    def announce_next(*args: Any, **options: Any) -> Any:
+        found = real(*args, **options)
         os.write(1, b"frozen\n")
         os.kill(os.getpid(), signal.SIGSTOP)
         return found

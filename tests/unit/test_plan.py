@@ -100,14 +100,14 @@ def test_a_call_runs_as_its_tool_says() -> None:
     first, second, third = planned(
         message(("pay", {"amount": 1}), ("draw", ""), ("helper", {"input": "hi"})), limits=Limits(tool_timeout_secs=7)
     )
-    assert (first.kind, first.queue, first.timeout_secs, first.idempotent, first.review) == (
+    assert (first.kind, first.queue, first.timeout_secs, first.on_unknown, first.review) == (
         "tool",
         "agentq.tools",
         7.0,
-        False,
+        "report",
         True,
     )
-    assert (second.queue, second.timeout_secs, second.idempotent, second.review) == ("gpu", 5, True, False)
+    assert (second.queue, second.timeout_secs, second.on_unknown, second.review) == ("gpu", 5, "retry", False)
     assert third.kind == "agent"
     assert first.result is second.result is third.result is None
 

@@ -227,7 +227,7 @@ def test_a_return_type_only_type_checkers_know_does_no_harm() -> None:
 def test_the_options_are_kept() -> None:
     made = tool(name="send-mail", description="", timeout=0.5, queue="gpu.large", idempotent=True)(order)
     assert (made.name, made.description, made.timeout, made.queue) == ("send-mail", "", 0.5, "gpu.large")
-    assert made.idempotent
+    assert (made.on_unknown, made.probe) == ("retry", None)
 
 
 # ---------------------------------------------------------------------------------------------- what is refused

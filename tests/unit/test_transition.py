@@ -22,6 +22,7 @@ from agentq.outcomes import (
     Replied,
     Reviewed,
     Transition,
+    Unclear,
 )
 from agentq.retry import LONGEST_HINT_SECS, MODEL_TRIES, backoff_secs, wait_secs
 from agentq.run import TERMINAL, OpenCall, Phase, Snapshot, Status
@@ -39,6 +40,7 @@ OUTCOMES: dict[type, Outcome] = {
     Decided: Decided(),
     BatchOpened: BatchOpened(),
     CallsFinished: CallsFinished(((0, result("c0")),)),
+    Unclear: Unclear(0),
     HookEnded: HookEnded("enough"),
     Failed: Failed(FAULT),
     Cancelled: Cancelled(),
@@ -53,9 +55,11 @@ TABLE: dict[tuple[Phase, bool, type], str] = {
     ("review", True, Decided): "tools",
     ("tools", False, BatchOpened): "tools",
     ("tools", False, CallsFinished): "recall",
+    ("tools", False, Unclear): "waiting",
+    ("tools", True, CallsFinished): "recall",
 }
 for _phase in get_args(Phase):
-    for _waits in (False, True) if _phase == "review" else (False,):
+    for _waits in (False, True) if _phase in ("review", "tools") else (False,):
         TABLE |= {
             (_phase, _waits, HookEnded): "completed",
             (_phase, _waits, Failed): "failed",
@@ -84,8 +88,8 @@ def test_the_table_has_every_outcome_there_is() -> None:
 @pytest.mark.parametrize("waits", [False, True], ids=["running", "waiting"])
 @pytest.mark.parametrize("phase", get_args(Phase))
 def test_every_phase_with_every_outcome(phase: Phase, waits: bool, kind: type) -> None:
-    if waits and phase != "review":
-        return  # Only a review waits.
+    if waits and phase not in ("review", "tools"):
+        return  # Only calls wait for a person.
     snapshot = at(phase, "waiting" if waits else "running")
     expected = TABLE.get((phase, waits, kind))
     if expected is None:
@@ -323,7 +327,13 @@ def test_a_waiting_run_that_is_cancelled_answers_its_calls() -> None:
 
 
 def test_the_defaults_are_those_of_the_specification() -> None:
-    assert Limits().model_dump() == {"model_calls": 25, "tool_calls": 200, "tokens": None, "tool_timeout_secs": 60.0}
+    assert Limits().model_dump() == {
+        "model_calls": 25,
+        "tool_calls": 200,
+        "tokens": None,
+        "run_secs": None,
+        "tool_timeout_secs": 60.0,
+    }
     assert (MAX_CALLS_PER_REPLY, MAX_LANES, MAX_DEPTH, MAX_RESULT_CHARS) == (32, 8, 8, 100_000)
 
 
