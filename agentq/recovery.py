@@ -1,6 +1,7 @@
 """The rule that finds what was lost: expired leases, wake-ups that never arrived, parents that were never told."""
 
 import logging
+from collections.abc import Callable
 from typing import Literal
 
 from agentq.engine import Engine, settled
@@ -24,9 +25,32 @@ def sweep(engine: Engine, *, limit: int = 100) -> int:
     """One round; the answer is how much there was to look at. Any number of processes may sweep at the same time."""
     with engine.services.database.autocommit() as connection:
         found = leases.due(connection, limit=limit)
+    _each(engine, found, _look_at)
+    return len(found)
+
+
+def take_back(engine: Engine, gone: str, *, forgive: bool = False) -> int:
+    """Settle what a worker, or a process of its pool, held that is known to be dead; the answer is how much it was.
+
+    ``forgive``: it was told to end, which is no fault of the steps it left.
+    """
+    with engine.services.database.autocommit() as connection:
+        found = leases.held_by(connection, gone)
+
+    def recover(engine: Engine, due: Due) -> None:
+        if due.kind == "run":
+            _recover_step(engine, due, gone=gone, forgive=forgive)
+        else:
+            _recover_call(engine, due, gone=gone)
+
+    _each(engine, found, recover)
+    return len(found)
+
+
+def _each(engine: Engine, found: list[Due], look_at: Callable[[Engine, Due], None]) -> None:
     for due in found:
         try:
-            _look_at(engine, due)
+            look_at(engine, due)
         except LeaseLost as lost:
             logger.info("%s", lost)
         except UnavailableError:
@@ -37,7 +61,6 @@ def sweep(engine: Engine, *, limit: int = 100) -> int:
             logger.debug("run %s", due.run_id, exc_info=True)
             with engine.services.database.autocommit() as connection:
                 leases.postpone(connection, due)
-    return len(found)
 
 
 def _look_at(engine: Engine, due: Due) -> None:
@@ -60,10 +83,10 @@ def _look_at(engine: Engine, due: Due) -> None:
         engine.go_on(due.run_id, again)
 
 
-def _recover_step(engine: Engine, due: Due) -> None:
+def _recover_step(engine: Engine, due: Due, *, gone: str | None = None, forgive: bool = False) -> None:
     services = engine.services
     with services.database.autocommit() as connection:
-        taken = steps.take_over(connection, due.run_id, lease_secs=services.lease_secs)
+        taken = steps.take_over(connection, due.run_id, lease_secs=services.lease_secs, gone=gone)
     if taken is None:
         return
     claim, snapshot = taken
@@ -82,14 +105,21 @@ def _recover_step(engine: Engine, due: Due) -> None:
     else:
         event = NewEvent("step.recovered", data | {"phase": snapshot.phase, "attempt": claim.attempt})
         with services.database.transaction() as connection:
-            again = steps.release(connection, claim, patience_secs=services.patience_secs, events=[event])
+            again = steps.release(
+                # A tool was begun: that counts, whoever is to blame.
+                connection,
+                claim,
+                patience_secs=services.patience_secs,
+                forgive=forgive and only is None,
+                events=[event],
+            )
         engine.go_on(claim.run_id, again)
 
 
-def _recover_call(engine: Engine, due: Due) -> None:
+def _recover_call(engine: Engine, due: Due, *, gone: str | None = None) -> None:
     services = engine.services
     with services.database.autocommit() as connection:
-        taken = calls.take_over(connection, due.ref, lease_secs=services.lease_secs)
+        taken = calls.take_over(connection, due.ref, lease_secs=services.lease_secs, gone=gone)
     if taken is None:
         return
     claim, call = taken.claim, taken.call

@@ -24,11 +24,13 @@ from agentq.storage.steps import (
     BOUNDED,
     FIRST_PATIENCE,
     FORGOT_AT,
+    IS_LOST,
     NO_FSYNC,
     NewEvent,
     add_events,
     add_result,
     open_calls,
+    overdue,
 )
 from agentq.wire import CallMessage
 
@@ -54,11 +56,10 @@ _TAKE_OVER = text(f"""
         lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs)
     FROM agentq.runs r, (
         SELECT lease_until AS old_until FROM agentq.tool_calls
-        WHERE run_id = :run_id AND turn = :turn AND index = :index AND status = 'running' AND lease_until < now()
+        WHERE run_id = :run_id AND turn = :turn AND index = :index AND status = 'running' AND {IS_LOST}
         FOR UPDATE SKIP LOCKED) old
     WHERE r.id = :run_id AND c.run_id = r.id AND c.turn = :turn AND c.turn = r.turn AND c.index = :index
-    RETURNING {_RUN}, {_CALL},
-        old_until - c.claimed_at > make_interval(secs => c.timeout_secs + :lease_secs) AS overdue
+    RETURNING {_RUN}, {_CALL}, {overdue("c.timeout_secs", "c.claimed_at")} AS overdue
 """)
 _REARM = text(f"""
     UPDATE agentq.tool_calls SET
@@ -146,11 +147,13 @@ def claim(
     return _claimed(connection.execute(_CLAIM, values).first(), token)
 
 
-def take_over(connection: Connection, ref: CallRef, *, lease_secs: float) -> ClaimedCall | None:
+def take_over(
+    connection: Connection, ref: CallRef, *, lease_secs: float, gone: str | None = None
+) -> ClaimedCall | None:
     """Take a call whose lease ran out, to settle what became of it; None when its owner is alive or it came back."""
     token = uuid4()
-    values = {"run_id": ref.run_id, "turn": ref.turn, "index": ref.index, "token": token}
-    return _claimed(connection.execute(_TAKE_OVER, values | {"lease_secs": lease_secs}).first(), token)
+    values = ref.__dict__ | {"token": token, "lease_secs": lease_secs, "gone": gone}
+    return _claimed(connection.execute(_TAKE_OVER, values).first(), token)
 
 
 def _claimed(row: Any, token: UUID) -> ClaimedCall | None:

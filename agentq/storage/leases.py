@@ -8,7 +8,7 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 
 from agentq.storage.rows import CallRef, dump
-from agentq.storage.steps import NO_FSYNC, Again, patience
+from agentq.storage.steps import IS_LOST, NO_FSYNC, Again, patience
 from agentq.wire import CallMessage, StepMessage
 
 _RENEW = text(f"""
@@ -48,6 +48,12 @@ _DUE = text("""
     UNION ALL
     (SELECT 'late', id, 0, 0, status, false
      FROM agentq.runs WHERE deadline_at <= now() ORDER BY deadline_at LIMIT :limit)
+""")
+_HELD_BY = text(f"""
+    SELECT 'run' AS kind, id AS run_id, 0 AS turn, 0 AS call_index, status, true AS leased
+    FROM agentq.runs WHERE {IS_LOST}
+    UNION ALL
+    SELECT 'call', run_id, turn, index, status, true FROM agentq.tool_calls WHERE {IS_LOST}
 """)
 _REANNOUNCE_STEP = text(f"""
     UPDATE agentq.runs SET sweep_at = {patience("due_at")}
@@ -129,6 +135,14 @@ def due(connection: Connection, *, limit: int = 100) -> list[Due]:
     return [
         Due(row.kind, row.run_id, row.turn, row.call_index, row.status, row.leased)
         for row in connection.execute(_DUE, {"limit": limit})
+    ]
+
+
+def held_by(connection: Connection, gone: str) -> list[Due]:
+    """What a worker, or a process of one, that is known to be dead still holds."""
+    return [
+        Due(row.kind, row.run_id, row.turn, row.call_index, row.status, row.leased)
+        for row in connection.execute(_HELD_BY, {"gone": gone})
     ]
 
 

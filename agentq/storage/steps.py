@@ -38,6 +38,18 @@ def patience(since: str) -> str:
     return f"now() + least(greatest(now() - {since}, make_interval(secs => :patience_secs)), interval '60 s')"
 
 
+# A leased row whose worker is lost: its lease ran out, or the worker, or one of its processes, is known to be gone.
+IS_LOST = """lease_until IS NOT NULL AND (lease_until < now()
+    OR worker = CAST(:gone AS text) OR starts_with(worker, CAST(:gone AS text) || '/'))"""
+
+
+def overdue(timeout_secs: str, claimed_at: str) -> str:
+    """The SQL for: a tool outlived its time limit, by its lease, which is let go then, or by the end of its process."""
+    return f"""CASE WHEN CAST(:gone AS text) IS NULL
+        THEN old_until - {claimed_at} > make_interval(secs => {timeout_secs} + :lease_secs)
+        ELSE now() - {claimed_at} > make_interval(secs => {timeout_secs}) END"""
+
+
 _CLAIM = text(f"""
     WITH {NO_FSYNC}
     UPDATE agentq.runs SET
@@ -51,10 +63,9 @@ _TAKE_OVER = text(f"""
     UPDATE agentq.runs SET
         lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs)
     FROM (SELECT id AS old_id, lease_until AS old_until FROM agentq.runs
-          WHERE id = :run_id AND lease_until < now() FOR UPDATE SKIP LOCKED) old
+          WHERE id = :run_id AND {IS_LOST} FOR UPDATE SKIP LOCKED) old
     WHERE id = old_id
-    RETURNING {SNAPSHOT_COLUMNS}, worker, false AS forgotten,
-        old_until - claimed_at > make_interval(secs => timeout_secs + :lease_secs) AS overdue
+    RETURNING {SNAPSHOT_COLUMNS}, worker, false AS forgotten, {overdue("timeout_secs", "claimed_at")} AS overdue
 """)
 _RELEASE = text("""
     UPDATE agentq.runs SET
@@ -96,13 +107,15 @@ def claim(
         ) from error
 
 
-def take_over(connection: Connection, run_id: str, *, lease_secs: float) -> tuple[Claim, Snapshot] | None:
+def take_over(
+    connection: Connection, run_id: str, *, lease_secs: float, gone: str | None = None
+) -> tuple[Claim, Snapshot] | None:
     """Take a step whose lease ran out, to settle what became of it; None when its owner is alive or it was committed.
 
-    ``Claim.worker`` is the one that was lost.
+    ``gone`` is a worker, or a process of one, that is known to be dead. ``Claim.worker`` is the one that was lost.
     """
     token = uuid4()
-    values = {"run_id": run_id, "token": token, "lease_secs": lease_secs}
+    values = {"run_id": run_id, "token": token, "lease_secs": lease_secs, "gone": gone}
     return _claimed(connection, connection.execute(_TAKE_OVER, values).first(), token)
 
 

@@ -89,6 +89,8 @@ quick = Agent("quick", model=Scripted([Call("nap", {"n": 1, "secs": 0}), "done"]
 fan = Agent("fan", model=Scripted([[Call("nap", {"n": n, "secs": 0.1}) for n in range(32)], "done"]), tools=TOOLS)
 slow_model = Agent("slow_model", model=Scripted([slow_reply]))
 slow_tool = Agent("slow_tool", model=Scripted([Call("nap", {"n": 1, "secs": 20}), "done"]), tools=TOOLS)
+short_tool = Agent("short_tool", model=Scripted([Call("nap", {"n": 1, "secs": 3}), "done"]), tools=TOOLS)
+loop = Agent("loop", model=Scripted([*[Call("nap", {"n": n, "secs": 0.2}) for n in range(6)], "done"]), tools=TOOLS)
 slow_safe_tool = Agent("slow_safe_tool", model=Scripted([Call("safe_nap", {"n": 1, "secs": 20}), "done"]), tools=TOOLS)
 slow_batch = Agent(
     "slow_batch",

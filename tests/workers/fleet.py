@@ -60,6 +60,7 @@ class Fleet:
     broker_url: str
     queue: str
     lease_secs: float = 2.0
+    stop_secs: float = 25.0
     workers: list[Worker] = field(default_factory=list)
 
     @property
@@ -70,6 +71,7 @@ class Fleet:
             agents=str(AGENTS),
             queue=self.queue,
             lease_secs=self.lease_secs,
+            stop_secs=self.stop_secs,
         )
 
     @cached_property

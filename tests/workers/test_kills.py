@@ -1,7 +1,5 @@
 """kill -9 of real workers in the middle of a step: every run finishes, nobody does anything."""
 
-import os
-import signal
 import time
 
 import pytest
@@ -77,17 +75,6 @@ def test_a_killed_idempotent_tool_runs_again_with_the_same_key(redis_fleet: Flee
     begins = redis_fleet.calls("begin")
     assert [call["attempt"] for call in begins] == [1, 2]
     assert len({call["key"] for call in begins}) == 1
-
-
-@pytest.mark.parametrize(("agent", "code"), [("slow_safe_tool", None), ("slow_tool", "interrupted")])
-def test_a_tool_process_that_is_told_to_end_is_no_failure_of_its_tool(
-    redis_fleet: Fleet, agent: str, code: str | None
-) -> None:
-    redis_fleet.both(concurrency=2)
-    handle = redis_fleet.client.enqueue(agent, "go")
-    os.kill(redis_fleet.began()[0]["pid"], signal.SIGTERM)
-    recovered(handle, time.monotonic())
-    assert codes(handle) == [code]
 
 
 def test_a_killed_batch_keeps_the_result_that_was_saved_and_repeats_only_the_rest(redis_fleet: Fleet) -> None:

@@ -47,9 +47,14 @@ class Runtime:
         self._engine = None
 
     @property
+    def is_main_process(self) -> bool:
+        """Whether this is the worker itself, not a process of its pool."""
+        return os.getpid() == self._main_pid
+
+    @property
     def worker(self) -> str:
         """The name of this process in leases and events."""
-        return self.name if os.getpid() == self._main_pid else f"{self.name}/{os.getpid()}"
+        return self.name if self.is_main_process else f"{self.name}/{os.getpid()}"
 
     @property
     def engine(self) -> Engine:

@@ -4,7 +4,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agentq import recovery
 from agentq.errors import AgentqError
@@ -22,10 +22,17 @@ def period_secs(lease_secs: float) -> float:
 
 
 class Sweeper:
-    """Started when the pool is ready, stopped with the worker."""
+    """Started when the pool is ready, stopped with the worker.
 
-    def __init__(self, runtime: Runtime, *, pool: str, queues: Sequence[str]) -> None:
+    ``children`` gives the ids of the pool's living processes: what one of them died with is taken back without waiting
+    for its lease to end.
+    """
+
+    def __init__(self, runtime: Runtime, *, pool: str, queues: Sequence[str], children: Callable[[], set[int]]) -> None:
         self._runtime = runtime
+        self._children = children
+        self._alive: set[int] = set()
+        self._dead: set[int] = set()
         self._pool = pool
         self._queues = list(queues)
         self._stop = threading.Event()
@@ -38,9 +45,12 @@ class Sweeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop looking, and take this worker off the list of those alive."""
+        """Stop looking."""
         self._stop.set()
         self._thread.join(timeout=10)
+
+    def say_gone(self) -> None:
+        """Take this worker off the list of those alive."""
         try:
             with self._runtime.database.autocommit() as connection:
                 leases.gone(connection, self._runtime.name)
@@ -53,6 +63,7 @@ class Sweeper:
         period = period_secs(self._runtime.settings.lease_secs)
         while not self._stop.wait(period * random.uniform(0.75, 1.25)):
             try:
+                self._bury()
                 recovery.sweep(self._runtime.engine)
                 if time.monotonic() - seen > SEEN_SECS:
                     self._say_alive()
@@ -61,6 +72,15 @@ class Sweeper:
                 logger.warning("the sweep failed, trying again: %s", error)
             except Exception:
                 logger.exception("the sweep failed, trying again")
+
+    def _bury(self) -> None:
+        alive = self._children()
+        self._dead |= self._alive - alive
+        self._alive = alive
+        # One by one: while Postgres is away, those left are buried later.
+        for pid in tuple(self._dead):
+            recovery.take_back(self._runtime.engine, f"{self._runtime.name}/{pid}")
+            self._dead.discard(pid)
 
     def _say_alive(self) -> None:
         runtime = self._runtime

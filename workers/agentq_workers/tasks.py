@@ -10,6 +10,7 @@ from celery import Celery
 from agentq.errors import AgentqError
 from agentq.saving import CallEnd
 from agentq.wire import CALL_TASK, STEP_TASK
+from agentq_workers.departure import task_first
 from agentq_workers.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -38,19 +39,20 @@ def register(app: Celery, runtime: Runtime) -> None:
 
     @app.task(name=STEP_TASK, **OPTIONS)
     def step(_: Any, run_id: str, seq: int) -> None:
-        with in_one_line():
+        with task_first(runtime), in_one_line():
             runtime.engine.run_step(run_id, seq)
 
     @app.task(name=CALL_TASK, **OPTIONS)
     def call(self: Any, run_id: str, seq: int, index: int) -> bool:
         end = CallEnd()
-        with in_one_line():
-            end = runtime.engine.run_call(run_id, seq, index)
         in_chord = self.request.chord is not None
-        if end.next is not None and in_chord:
-            self.replace(runtime.dispatcher.signature(end.next))
-        wake_up = end.next or end.last
-        if wake_up is not None and not in_chord:
-            runtime.engine.saver.send([wake_up])
+        with task_first(runtime):
+            with in_one_line():
+                end = runtime.engine.run_call(run_id, seq, index)
+            if end.next is not None and in_chord:
+                self.replace(runtime.dispatcher.signature(end.next))
+            wake_up = end.next or end.last
+            if wake_up is not None and not in_chord:
+                runtime.engine.saver.send([wake_up])
         # For the barrier: only the call whose commit was the last of its batch sends the chord's body.
         return end.last is not None
