@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from agentq.run import Approval, Event, Result, Run
     from agentq.tools import Tool, tool
     from agentq.unknown import Happened, NotHappened
+    from agentq.why import Wait, Why
 
 __version__ = "0.1.0"
 
@@ -72,7 +73,9 @@ __all__ = [
     "UnknownAgentError",
     "Usage",
     "UserMessage",
+    "Wait",
     "WaitTimeoutError",
+    "Why",
     "tool",
 ]
 
@@ -106,6 +109,7 @@ _HOMES = {
     "agentq.run": ("Approval", "Event", "Result", "Run"),
     "agentq.tools": ("Tool", "tool"),
     "agentq.unknown": ("Happened", "NotHappened"),
+    "agentq.why": ("Wait", "Why"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -23,10 +23,12 @@ from agentq.registry import by_name, unknown
 from agentq.run import Approval, Event, Progress, Result, Run, Status
 from agentq.services import Services, patience_secs
 from agentq.storage import enqueue, migrate, queries
+from agentq.storage import why as explained
 from agentq.storage.database import Database
 from agentq.storage.enqueue import NewRun
 from agentq.text import clean
 from agentq.tools import check_name
+from agentq.why import Why
 from agentq.wire import StepMessage, WakeUp
 
 logger = logging.getLogger(__name__)
@@ -266,6 +268,11 @@ class Handle:
             if not follow or status not in ("queued", "running") or time.monotonic() >= give_up:
                 return
             time.sleep(0.05 if events else 0.1)
+
+    def why(self) -> Why:
+        """Who or what the run waits for, since when, and what would move it. Raises RunNotFoundError."""
+        with self.client.database.autocommit() as connection:
+            return explained.why(connection, self.id, prefix=self.client.settings.queue)
 
     def messages(self) -> tuple[Message, ...]:
         """The transcript of this run."""

@@ -8,7 +8,7 @@ from kombu.exceptions import ChannelError, OperationalError
 
 from agentq.embedded import broker
 from agentq.errors import ConfigError, UnavailableError
-from agentq.wire import CALL_TASK, STEP_QUEUE, STEP_TASK, BatchMessage, CallMessage, StepMessage, WakeUp
+from agentq.wire import CALL_TASK, STEP_QUEUE, STEP_TASK, BatchMessage, CallMessage, StepMessage, WakeUp, physical
 
 # What a publish raises while the broker is away, whichever the transport.
 BROKER_FAULTS = (OperationalError, ChannelError, ConnectionError, OSError)
@@ -101,10 +101,3 @@ class CeleryDispatcher:
             options["soft_time_limit"] = timeout_secs + SOFT_GRACE_SECS
             options["time_limit"] = timeout_secs + HARD_GRACE_SECS
         return self._app.signature(name, args=ids, immutable=True, **options)
-
-
-def physical(queue: str, prefix: str) -> str:
-    """The broker's name of a queue: agentq's own two carry the prefix, a user's stays as it is."""
-    if queue == STEP_QUEUE or queue.startswith(f"{STEP_QUEUE}."):
-        return prefix + queue.removeprefix(STEP_QUEUE)
-    return queue

@@ -39,3 +39,10 @@ class BatchMessage:
 
 
 WakeUp = StepMessage | CallMessage | BatchMessage
+
+
+def physical(queue: str, prefix: str) -> str:
+    """The broker's name of a queue: agentq's own two carry the prefix, a user's stays as it is."""
+    if queue == STEP_QUEUE or queue.startswith(f"{STEP_QUEUE}."):
+        return prefix + queue.removeprefix(STEP_QUEUE)
+    return queue

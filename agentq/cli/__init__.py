@@ -15,6 +15,7 @@ COMMANDS = {
     "worker": Lazy("agentq.cli.worker:worker", "Start the workers: one pool for steps, one for tools."),
     "run": Lazy("agentq.cli.run:run", "Run an agent and print its answer."),
     "runs": Lazy("agentq.cli.runs:runs", "List, show and cancel runs."),
+    "why": Lazy("agentq.cli.why:why", "Say what a run waits for, and what would move it."),
     "approvals": Lazy("agentq.cli.approvals:approvals", "Decide on calls that wait for a person."),
     "db": Lazy("agentq.cli.db:db", "Bring the database's schema up to date."),
     "doctor": Lazy("agentq.cli.doctor:doctor", "Check the installation and say how to fix it."),

@@ -47,6 +47,13 @@ def paint_status(status: str, text: str | None = None) -> str:
     return paint(text or status, _STATUS_COLOURS.get(status))
 
 
+def print_check(status: str, check: str, message: str, fix: str | None = None) -> None:
+    """What was looked at and how it is, and below it what to do."""
+    click.echo(f"{paint_status(status, f'{status:<4}')}  {check:<11} {message}")
+    if fix:
+        click.echo(f"{'':<18}fix: {fix}")
+
+
 def print_table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, status: int | None = None) -> None:
     """Columns as wide as they must be; the last one is cut only at the edge of a terminal.
 

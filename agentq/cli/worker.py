@@ -19,6 +19,7 @@ from agentq.errors import ConfigError
 from agentq.registry import load_agents
 from agentq.storage import leases, migrate
 from agentq.storage.database import Database
+from agentq.wire import physical
 from agentq_workers.app import tool_queues
 
 
@@ -87,7 +88,7 @@ def make_pools(
     settings: Settings, agents: Mapping[str, AgentSpec], *, only: Kind | None = None, queues: Sequence[str] = ()
 ) -> list[Pool]:
     """Steps first, then tools; one of them with ``only``."""
-    served = tuple(producer.physical(queue, settings.queue) for queue in queues)
+    served = tuple(physical(queue, settings.queue) for queue in queues)
     pools = [
         Pool("steps", (settings.queue,), settings.concurrency),
         Pool("tools", served or tuple(tool_queues(settings, agents.values())), settings.tool_concurrency),

@@ -68,9 +68,11 @@ def served(tmp_path_factory: pytest.TempPathFactory, service_urls: Services) -> 
                 lease_secs=2,
             ),
         )
-        ready(found.start("worker"))
-        yield found
-        found.stop()
+        try:
+            ready(found.start("worker"))
+            yield found
+        finally:
+            found.stop()
 
 
 def ready(worker: Started) -> Started:

@@ -5,6 +5,10 @@ from typing import Any
 
 import pytest
 
+from agentq.facts import Fleet
+from agentq.storage import queries
+from agentq.storage.database import Database
+from agentq.wire import STEP_QUEUE, TOOL_QUEUE
 from tests.cli.program import Done, Program
 from tests.waiting import eventually
 
@@ -175,6 +179,26 @@ def test_waiting_calls_are_listed_with_their_arguments(served: Program) -> None:
     run_id = enqueue(served, "gated")
     wait_for(served, run_id, "waiting")
     assert '{"a": 1, "b": 2}' in served("approvals", "ls", "--run", run_id).out
+
+
+# -- why --
+
+
+def test_work_for_running_workers_is_not_said_to_lack_one(served: Program) -> None:
+    database = Database(served.settings["AGENTQ_DATABASE_URL"])
+    with database.autocommit() as connection:
+        fleet = Fleet(queries.workers(connection), served.settings["AGENTQ_QUEUE"])
+    database.dispose()
+    for queue in (STEP_QUEUE, TOOL_QUEUE, "agentq_test_cli_gpu"):
+        assert fleet.gap(queue, "adder") is None
+    assert fleet.gap("nobody_consumes_it", "adder") is not None
+
+
+def test_a_run_that_waits_for_a_person_is_explained_and_not_stuck(served: Program) -> None:
+    run_id = enqueue(served, "gated")
+    wait_for(served, run_id, "waiting")
+    assert f"agentq approvals approve {run_id} call_7" in served("why", run_id).out
+    assert served("doctor", "--stuck").code == 0
 
 
 # -- doctor --

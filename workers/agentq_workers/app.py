@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from celery import Celery
 
-from agentq import producer
+from agentq import producer, wire
 from agentq.agent import AgentSpec
 from agentq.config import Settings, load
 from agentq.errors import ConfigError
@@ -49,7 +49,7 @@ def make_app(settings: Settings | None = None, *, agents: Iterable[AgentSpec] | 
 
 
 def physical(queue: str, settings: Settings) -> str:
-    return producer.physical(queue, settings.queue)
+    return wire.physical(queue, settings.queue)
 
 
 def tool_queues(settings: Settings, agents: Iterable[AgentSpec]) -> list[str]:

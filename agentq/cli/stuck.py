@@ -1,0 +1,41 @@
+"""``agentq doctor --stuck``: the runs that nothing will ever move, and those whose worker is not there."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from agentq.cli import options
+from agentq.cli.output import age, count, print_check, print_json
+from agentq.cli.program import FAILED
+from agentq.storage import stuck
+from agentq.storage.stuck import Overdue, Stuck
+from agentq.why import PROBLEMS
+
+
+def report(given: Mapping[str, Any], *, as_json: bool) -> int:
+    """Print what was found and return the exit code."""
+    with options.reading_client(given) as client, client.database.autocommit() as connection:
+        lost = stuck.stuck(connection)
+        overdue = stuck.overdue(connection, prefix=client.settings.queue)
+    if as_json:
+        found = [asdict(run) | {"message": PROBLEMS[run.problem]} for run in lost]
+        print_json({"ok": not lost, "stuck": found, "waiting_for_a_worker": [asdict(runs) for runs in overdue]})
+    else:
+        for run in lost:
+            _print_stuck(run)
+        for runs in overdue:
+            _print_overdue(runs)
+        if not lost:
+            print_check("OK", "stuck", "every open run has a live lease, a due time, or a person it waits for")
+    return FAILED if lost else 0
+
+
+def _print_stuck(run: Stuck) -> None:
+    cancel = f"; agentq runs cancel {run.run_id} ends it" if run.can_cancel else ""
+    message = f"{run.run_id} ({run.agent}, {run.status}) since {age(run.since)}: {PROBLEMS[run.problem]}"
+    print_check("FAIL", "stuck", message, f"report what this says: agentq why {run.run_id}{cancel}")
+
+
+def _print_overdue(runs: Overdue) -> None:
+    waits = f"{count(runs.runs, 'run')} of {runs.agent} since {age(runs.since)}: waits for {runs.gap.what}"
+    print_check("WARN", "no worker", waits, f"{runs.gap.fix}; see: agentq why {runs.oldest}")

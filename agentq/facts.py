@@ -1,0 +1,135 @@
+"""What the rows say of a run and of its sub-agents' runs, all read at one moment: the ground for ``why``."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Json
+
+from agentq.errors import ErrorInfo
+from agentq.run import TERMINAL, Phase, Status
+from agentq.wire import STEP_QUEUE, TOOL_QUEUE, physical
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class _Work(_Row):
+    """A row that a worker may have: a step, or a call."""
+
+    queue: str
+    attempt: int
+    lease_token: str | None
+    lease_until: datetime | None
+    claimed_at: datetime | None
+    worker: str | None
+    sweep_at: datetime | None
+
+
+class CallFacts(_Work):
+    # Text, not a CallStatus: a newer release may know more of them.
+    status: str
+    index: int
+    call_id: str
+    tool: str
+    kind: str
+    timeout_secs: float
+    child_run_id: str | None
+    announced_at: datetime | None
+
+
+class ApprovalFacts(_Row):
+    """A call that is put before a person; ``kind`` says what the person is asked."""
+
+    index: int
+    call_id: str
+    tool: str
+    requested_at: datetime
+    kind: str = "approval"
+
+
+class EventFacts(_Row):
+    type: str
+    data: Json[dict[str, Any]]
+
+
+class RunFacts(_Work):
+    """A run with the calls of its open turn, what people are asked about it, and the last that happened to it."""
+
+    id: str
+    agent: str
+    status: Status
+    phase: Phase
+    seq: int
+    turn: int
+    open_calls: int
+    due_at: datetime | None
+    timeout_secs: float | None
+    cancel_requested: bool
+    parent_run_id: str | None
+    stop_reason: str | None
+    error: Json[ErrorInfo] | None
+    created_at: datetime
+    updated_at: datetime
+    finished_at: datetime | None
+    deadline_at: datetime | None = None
+    calls: tuple[CallFacts, ...] = ()
+    approvals: tuple[ApprovalFacts, ...] = ()
+    last_event: EventFacts | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def open(self) -> tuple[CallFacts, ...]:
+        return tuple(call for call in self.calls if call.status != "done")
+
+
+class LiveWorker(Protocol):
+    @property
+    def queues(self) -> tuple[str, ...]: ...
+
+    @property
+    def agents(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Why no running worker takes some work, and what to do."""
+
+    what: str
+    fix: str
+
+
+class Fleet:
+    """The workers that were heard of lately; ``prefix`` is what agentq's own queues begin with here."""
+
+    def __init__(self, workers: Iterable[LiveWorker], prefix: str = STEP_QUEUE) -> None:
+        self._workers = tuple(workers)
+        self._prefix = prefix
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._workers
+
+    def consumers(self, queue: str) -> int:
+        return len(self._on(queue))
+
+    def _on(self, queue: str) -> list[LiveWorker]:
+        return [worker for worker in self._workers if physical(queue, self._prefix) in worker.queues]
+
+    def gap(self, queue: str, agent: str) -> Gap | None:
+        """What is missing for work of ``agent`` on ``queue`` (as the rows name it); None where somebody takes it."""
+        name = physical(queue, self._prefix)
+        options = "" if queue in (STEP_QUEUE, TOOL_QUEUE) else f" --only tools --queues {name}"
+        if self.is_empty:
+            return Gap(f"a worker on queue {name}: no worker is running", f"agentq worker{options}")
+        if not self._on(queue):
+            return Gap(f"a worker on queue {name}: no running worker consumes it", f"agentq worker{options}")
+        if not any(agent in worker.agents for worker in self._on(queue)):
+            what = f"a worker that has agent {agent!r}: none of those on queue {name} has it"
+            return Gap(what, f"agentq worker{options} --agents PLACES, with the agent in them")
+        return None
