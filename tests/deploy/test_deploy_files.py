@@ -76,7 +76,8 @@ def test_a_worker_in_compose_waits_for_the_schema_is_watched_and_stops_gently(na
     worker = agentq_services()[name]
     assert worker["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
     assert worker["depends_on"]["redis"] == {"condition": "service_healthy"}
-    assert seconds(worker["stop_grace_period"]) > 60
+    assert seconds(worker["stop_grace_period"]) > float(worker["environment"]["AGENTQ_STOP_SECS"]) + 10
+    assert float(worker["environment"]["AGENTQ_STOP_SECS"]) > 60
     probe, program, *arguments = worker["healthcheck"]["test"]
     assert (probe, program) == ("CMD", "agentq")
     parse_command(arguments)
@@ -188,7 +189,9 @@ def test_a_unit_runs_one_of_our_commands_and_stops_it_gently(path: Path) -> None
     assert service["KillSignal"] == "SIGTERM"
     # Without it the processes of the pool get the signal too, and drop what they hold.
     assert service["KillMode"] == "mixed"
-    assert seconds(service["TimeoutStopSec"]) > 60
+    stop_secs = re.search(r"AGENTQ_STOP_SECS=(\d+)", path.read_text())
+    assert stop_secs is not None
+    assert 60 < float(stop_secs[1]) < seconds(service["TimeoutStopSec"]) - 10
     assert service["Restart"] == "always"
     assert service["EnvironmentFile"] == "/etc/agentq/agentq.env"
     assert service["User"] not in ("", "root")
