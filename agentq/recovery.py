@@ -1,10 +1,10 @@
 """The rule that finds what was lost: expired leases, wake-ups that never arrived, parents that were never told."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
-from agentq.engine import Engine, settled
+from agentq.engine import GRACE_SECS, Engine, settled
 from agentq.errors import ErrorInfo, LeaseLost, UnavailableError
 from agentq.limits import MAX_ATTEMPTS
 from agentq.messages import ToolResult
@@ -21,12 +21,22 @@ from agentq.storage.steps import NewEvent
 logger = logging.getLogger(__name__)
 
 
-def sweep(engine: Engine, *, limit: int = 100) -> int:
-    """One round; the answer is how much there was to look at. Any number of processes may sweep at the same time."""
+def sweep(engine: Engine, *, limit: int = 100, mine: Sequence[str] = ()) -> int:
+    """One round; the answer is how much there was to look at. Any number of processes may sweep at the same time.
+
+    ``mine`` are living processes of this worker's pool: one may be too busy to renew its lease, as with a tool that
+    never lets go of the interpreter, and is not lost for that.
+    """
+    lease_secs = engine.services.lease_secs
     with engine.services.database.autocommit() as connection:
-        found = leases.due(connection, limit=limit)
-    _each(engine, found, _look_at)
-    return len(found)
+        found = leases.due(connection, limit=limit, mine=mine, fading_secs=lease_secs / 2)
+        fading = [due for due in found if due.kind == "fading"]
+        for due in fading:
+            grace_secs = GRACE_SECS + lease_secs / 3
+            leases.keep(connection, due, mine=mine, lease_secs=lease_secs, grace_secs=grace_secs)
+    left = [due for due in found if due.kind != "fading"]
+    _each(engine, left, _look_at)
+    return len(left)
 
 
 def take_back(engine: Engine, gone: str, *, forgive: bool = False) -> int:

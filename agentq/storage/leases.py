@@ -32,7 +32,8 @@ _RENEW = text(f"""
     SELECT token FROM steps WHERE cancel_requested UNION ALL SELECT token FROM calls WHERE cancel_requested
 """)
 # One query a second in every worker process: five short partial indexes, nothing else. Lost work comes first, and has a
-# limit of its own, so that a long backlog of wake-ups does not stand before it.
+# limit of its own, so that a long backlog of wake-ups does not stand before it. A lease is fading when its process
+# should have renewed it before.
 _DUE = text("""
     (SELECT 'run' AS kind, id AS run_id, 0 AS turn, 0 AS call_index, status, true AS leased
      FROM agentq.runs WHERE lease_until <= now() ORDER BY lease_until LIMIT :limit)
@@ -46,6 +47,14 @@ _DUE = text("""
     (SELECT 'call', run_id, turn, index, status, false
      FROM agentq.tool_calls WHERE sweep_at <= now() ORDER BY sweep_at LIMIT :limit)
     UNION ALL
+    (SELECT 'fading', id, 0, 0, status, true
+     FROM agentq.runs WHERE lease_until > now() AND lease_until < now() + make_interval(secs => :fading_secs)
+        AND worker = ANY(:mine))
+    UNION ALL
+    (SELECT 'fading', run_id, turn, index, status, true
+     FROM agentq.tool_calls WHERE lease_until > now() AND lease_until < now() + make_interval(secs => :fading_secs)
+        AND worker = ANY(:mine))
+    UNION ALL
     (SELECT 'late', id, 0, 0, status, false
      FROM agentq.runs WHERE deadline_at <= now() ORDER BY deadline_at LIMIT :limit)
 """)
@@ -54,6 +63,19 @@ _HELD_BY = text(f"""
     FROM agentq.runs WHERE {IS_LOST}
     UNION ALL
     SELECT 'call', run_id, turn, index, status, true FROM agentq.tool_calls WHERE {IS_LOST}
+""")
+_KEEP_STEP = text("""
+    UPDATE agentq.runs SET lease_until = now() + make_interval(secs => :lease_secs)
+    WHERE id = (
+        SELECT id FROM agentq.runs WHERE id = :run_id AND lease_until > now() AND worker = ANY(:mine)
+            AND now() < claimed_at + make_interval(secs => timeout_secs + :grace_secs) FOR NO KEY UPDATE SKIP LOCKED)
+""")
+_KEEP_CALL = text("""
+    UPDATE agentq.tool_calls SET lease_until = now() + make_interval(secs => :lease_secs)
+    WHERE (run_id, turn, index) = (
+        SELECT run_id, turn, index FROM agentq.tool_calls
+        WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_until > now() AND worker = ANY(:mine)
+            AND now() < claimed_at + make_interval(secs => timeout_secs + :grace_secs) FOR NO KEY UPDATE SKIP LOCKED)
 """)
 _REANNOUNCE_STEP = text(f"""
     UPDATE agentq.runs SET sweep_at = {patience("due_at")}
@@ -114,9 +136,12 @@ def renew(connection: Connection, held: dict[UUID, str], *, lease_secs: float) -
 
 @dataclass(frozen=True)
 class Due:
-    """Something the sweep has to look at; ``turn`` and ``index`` are a call's. "late": the run's time limit is over."""
+    """Something the sweep has to look at; ``turn`` and ``index`` are a call's, and 0 for a step.
 
-    kind: Literal["run", "call", "late"]
+    "late": the run's time limit is over. "fading": a lease that its process should have renewed, but did not.
+    """
+
+    kind: Literal["run", "call", "late", "fading"]
     run_id: str
     turn: int
     index: int
@@ -128,14 +153,22 @@ class Due:
         return CallRef(self.run_id, self.turn, self.index)
 
 
-def due(connection: Connection, *, limit: int = 100) -> list[Due]:
+def due(connection: Connection, *, limit: int = 100, mine: Sequence[str] = (), fading_secs: float = 0.0) -> list[Due]:
     """What has waited longer than it should: lost wake-ups, expired leases, backoffs and time limits that are over,
-    untold parents.
+    untold parents; and leases of the processes ``mine`` that end within ``fading_secs``.
     """
+    values = {"limit": limit, "mine": list(mine), "fading_secs": fading_secs}
     return [
         Due(row.kind, row.run_id, row.turn, row.call_index, row.status, row.leased)
-        for row in connection.execute(_DUE, {"limit": limit})
+        for row in connection.execute(_DUE, values)
     ]
+
+
+def keep(connection: Connection, due: Due, *, mine: Sequence[str], lease_secs: float, grace_secs: float) -> None:
+    """Prolong the lease of a tool whose process lives but does not say so, no longer than it may run, with a grace."""
+    values = due.ref.__dict__ | {"mine": list(mine), "lease_secs": lease_secs, "grace_secs": grace_secs}
+    # A call's turn is 1 at least.
+    connection.execute(_KEEP_CALL if due.turn else _KEEP_STEP, values)
 
 
 def held_by(connection: Connection, gone: str) -> list[Due]:

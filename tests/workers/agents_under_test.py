@@ -1,6 +1,7 @@
 """The agents that real workers run in these tests; what they do is written to files in AGENTQ_TEST_LOG."""
 
 import asyncio
+import ctypes
 import json
 import os
 import time
@@ -61,6 +62,15 @@ async def async_nap(n: int, secs: float) -> str:
     return f"slept {n}"
 
 
+@tool(timeout=30)
+def selfish(secs: float) -> str:
+    """Hold the interpreter, so that no other thread of the process gets a turn."""
+    log("begin", n=0)
+    # sleep() of the C library, called without letting go of the interpreter.
+    ctypes.PyDLL(None).usleep(int(secs * 1_000_000))
+    return "let go"
+
+
 @tool(idempotent=True)
 def deadly() -> str:
     """Kill the process."""
@@ -83,7 +93,7 @@ def slow_reply(request: ModelRequest) -> str:
     return "done"
 
 
-TOOLS = [nap, safe_nap, hang, async_nap, deadly, routed]
+TOOLS = [nap, safe_nap, hang, async_nap, selfish, deadly, routed]
 
 quick = Agent("quick", model=Scripted([Call("nap", {"n": 1, "secs": 0}), "done"]), tools=TOOLS)
 fan = Agent("fan", model=Scripted([[Call("nap", {"n": n, "secs": 0.1}) for n in range(32)], "done"]), tools=TOOLS)
@@ -102,5 +112,11 @@ slow_batch = Agent(
 hung = Agent("hung", model=Scripted([[Call("hang"), Call("async_nap", {"n": 1, "secs": 0.05})], "done"]), tools=TOOLS)
 hung_alone = Agent("hung_alone", model=Scripted([Call("hang"), "done"]), tools=TOOLS)
 killer = Agent("killer", model=Scripted([[Call("deadly"), Call("nap", {"n": 1, "secs": 0})], "done"]), tools=TOOLS)
+selfish_one = Agent("selfish_one", model=Scripted([Call("selfish", {"secs": 8}), "done"]), tools=TOOLS)
+selfish_two = Agent(
+    "selfish_two",
+    model=Scripted([[Call("selfish", {"secs": 8}), Call("nap", {"n": 1, "secs": 0})], "done"]),
+    tools=TOOLS,
+)
 special = Agent("special", model=Scripted([Call("routed"), "done"]), tools=TOOLS)
 gated = Agent("gated", model=Scripted([Call("nap", {"n": 1, "secs": 0}), "done"]), tools=TOOLS, approve=["nap"])

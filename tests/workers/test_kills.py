@@ -126,6 +126,16 @@ def test_a_tool_that_swallows_its_time_limit_is_killed_and_reported(redis_fleet:
     assert len([call for call in redis_fleet.calls("begin") if call["n"] == 0]) == 1
 
 
+@pytest.mark.parametrize("agent", ["selfish_one", "selfish_two"])
+def test_a_tool_that_never_lets_go_of_the_interpreter_is_not_taken_for_lost(redis_fleet: Fleet, agent: str) -> None:
+    redis_fleet.both(concurrency=2)
+    redis_fleet.start("steps")
+    handle = redis_fleet.client.enqueue(agent, "go")
+    assert handle.wait(40).text == "done"
+    assert set(codes(handle)) == {None}
+    assert redis_fleet.lease_secs < 8
+
+
 def test_sigterm_lets_the_running_call_finish(redis_fleet: Fleet) -> None:
     redis_fleet.start("steps")
     tools = redis_fleet.start("tools", concurrency=2)

@@ -64,7 +64,7 @@ class Sweeper:
         while not self._stop.wait(period * random.uniform(0.75, 1.25)):
             try:
                 self._bury()
-                recovery.sweep(self._runtime.engine)
+                recovery.sweep(self._runtime.engine, mine=[f"{self._runtime.name}/{pid}" for pid in self._alive])
                 if time.monotonic() - seen > SEEN_SECS:
                     self._say_alive()
                     seen = time.monotonic()
