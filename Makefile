@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-crash check fmt wheel clean
+.PHONY: help setup demo test test-crash chaos check fmt wheel clean
 
 BIN := .venv/bin
 # The newest Python of at least 3.11 that can make a virtual environment.
@@ -39,6 +39,11 @@ test: setup ## Run the whole test suite (some of it: make test ARGS="tests/unit 
 
 test-crash: setup ## Run only the tests that kill processes
 	@$(PYTEST) -m crash $(ARGS)
+
+# How long make chaos makes faults.
+MINUTES ?= 15
+chaos: setup ## Kill workers, broker and database under load, at random, for MINUTES=15, and audit what is left
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --report docs/reliability.md $(ARGS)
 
 check: setup ## Check format, lint, types and the layers of the architecture
 	$(BIN)/ruff format --check

@@ -112,12 +112,14 @@ class Control:
         self.after(snapshot)
         return snapshot
 
-    def go_on(self, run_id: str, again: Again) -> None:
-        """Send the wake-up of work that is to be done again, or end the run if that was asked for meanwhile."""
+    def go_on(self, run_id: str, again: Again) -> bool:
+        """Send the wake-up of work that is to be done again, or end the run if that was asked for meanwhile.
+
+        False where the wake-up could not be sent.
+        """
         if again.is_cancelled:
             self.cancel(run_id)
-        elif again.wake_up is not None:
-            self.saver.send([again.wake_up])
+        return again.wake_up is None or self.saver.send([again.wake_up])
 
     def after(self, snapshot: Snapshot) -> None:
         """What a run's end brings with it: its family is told, and the hooks hear of it in a thread of their own."""

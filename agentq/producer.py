@@ -10,8 +10,9 @@ from agentq.embedded import broker
 from agentq.errors import ConfigError, UnavailableError
 from agentq.wire import CALL_TASK, STEP_QUEUE, STEP_TASK, BatchMessage, CallMessage, StepMessage, WakeUp, physical
 
-# What a publish raises while the broker is away, whichever the transport.
-BROKER_FAULTS = (OperationalError, ChannelError, ConnectionError, OSError)
+# What a publish raises while the broker is away, whichever the transport; AttributeError where another thread has just
+# closed the connection.
+BROKER_FAULTS = (OperationalError, ChannelError, ConnectionError, OSError, AttributeError)
 
 # Beyond a tool's own time limit, which the engine enforces: Celery's soft limit for a tool that swallowed it, then the
 # kill of its process.

@@ -9,7 +9,7 @@ from agentq.errors import ErrorInfo, LeaseLost, UnavailableError
 from agentq.limits import MAX_ATTEMPTS
 from agentq.messages import ToolResult
 from agentq.outcomes import Cancelled, Failed
-from agentq.run import OpenCall, Snapshot
+from agentq.run import TERMINAL, OpenCall, Snapshot
 from agentq.saving import CallEnd, only_call
 from agentq.steps.base import Done
 from agentq.steps.tool_batch import CallDone, crashed, timed_out
@@ -35,7 +35,9 @@ def sweep(engine: Engine, *, limit: int = 100, mine: Sequence[str] = ()) -> int:
             grace_secs = GRACE_SECS + lease_secs / 3
             leases.keep(connection, due, mine=mine, lease_secs=lease_secs, grace_secs=grace_secs)
     left = [due for due in found if due.kind != "fading"]
-    _each(engine, left, _look_at)
+    lost = [due for due in left if due.leased or due.kind == "late" or due.status in TERMINAL]
+    _each(engine, lost, _look_at)
+    _each(engine, [due for due in left if due not in lost], _announce_again)
     return len(left)
 
 
@@ -57,10 +59,12 @@ def take_back(engine: Engine, gone: str, *, forgive: bool = False) -> int:
     return len(found)
 
 
-def _each(engine: Engine, found: list[Due], look_at: Callable[[Engine, Due], None]) -> None:
+def _each(engine: Engine, found: list[Due], look_at: Callable[[Engine, Due], bool | None]) -> None:
+    """Look at one after the other, until one says that there is no use (False)."""
     for due in found:
         try:
-            look_at(engine, due)
+            if look_at(engine, due) is False:
+                return
         except LeaseLost as lost:
             logger.info("%s", lost)
         except UnavailableError:
@@ -78,19 +82,27 @@ def _look_at(engine: Engine, due: Due) -> None:
         engine.tell_family(due.run_id)
     elif due.kind == "late":
         engine.expire(due.run_id)
-    elif due.kind == "run" and due.leased:
+    elif due.kind == "run":
         _recover_step(engine, due)
-    elif due.kind == "call" and due.leased:
-        _recover_call(engine, due)
     else:
-        with engine.services.database.autocommit() as connection:
-            patience = engine.services.patience_secs
-            again = (
-                leases.reannounce_step(connection, due.run_id, patience_secs=patience)
-                if due.kind == "run"
-                else leases.reannounce_call(connection, due.ref, patience_secs=patience)
-            )
-        engine.go_on(due.run_id, again)
+        _recover_call(engine, due)
+
+
+def _announce_again(engine: Engine, due: Due) -> bool:
+    """Send a wake-up that is due, or was lost; False while the broker is away."""
+    database, patience = engine.services.database, engine.services.patience_secs
+    with database.autocommit() as connection:
+        again = (
+            leases.reannounce_step(connection, due.run_id, patience_secs=patience)
+            if due.kind == "run"
+            else leases.reannounce_call(connection, due.ref, patience_secs=patience)
+        )
+    if engine.go_on(due.run_id, again):
+        return True
+    with database.autocommit() as connection:
+        # It costs no patience: the next round begins with it, as soon as the broker is back.
+        leases.hasten(connection, due)
+    return False
 
 
 def _recover_step(engine: Engine, due: Due, *, gone: str | None = None, forgive: bool = False) -> None:

@@ -215,13 +215,19 @@ class Saver:
             wake_ups.append(StepMessage(child.id, 0))
         return wake_ups
 
-    def send(self, wake_ups: list[WakeUp]) -> None:
-        """Send wake-ups after their commit. A broker that is away costs time, not the run: the sweep sends again."""
+    def send(self, wake_ups: list[WakeUp]) -> bool:
+        """Send wake-ups after their commit; False where some were not sent.
+
+        A broker that is away costs time, not the run: the sweep sends again.
+        """
+        is_sent = True
         for wake_up in wake_ups:
             try:
                 self._services.dispatcher.send(wake_up)
             except UnavailableError as error:
                 logger.warning("not sent, the sweep will do it: %s", error)
+                is_sent = False
+        return is_sent
 
 
 def only_call(snapshot: Snapshot) -> OpenCall | None:

@@ -113,6 +113,11 @@ _POSTPONE_CALL = text("""
         sweep_at = CASE WHEN sweep_at <= now() THEN now() + interval '60 s' ELSE sweep_at END
     WHERE run_id = :run_id AND turn = :turn AND index = :index
 """)
+_HASTEN_STEP = text("UPDATE agentq.runs SET sweep_at = now() WHERE id = :run_id AND sweep_at > now()")
+_HASTEN_CALL = text("""
+    UPDATE agentq.tool_calls SET sweep_at = now()
+    WHERE run_id = :run_id AND turn = :turn AND index = :index AND sweep_at > now()
+""")
 _SEEN = text("""
     INSERT INTO agentq.workers (id, pool, queues, agents)
     VALUES (:id, :pool, CAST(:queues AS jsonb), CAST(:agents AS jsonb))
@@ -196,6 +201,11 @@ def reannounce_call(connection: Connection, ref: CallRef, *, patience_secs: floa
     if row.cancel_requested:
         return Again(is_cancelled=True)
     return Again(CallMessage(row.run_id, row.seq, row.call_index, row.queue, row.timeout_secs))
+
+
+def hasten(connection: Connection, due: Due) -> None:
+    """Look at this again in the next round: its wake-up could not be sent."""
+    connection.execute(_HASTEN_CALL if due.kind == "call" else _HASTEN_STEP, due.ref.__dict__)
 
 
 def postpone(connection: Connection, due: Due) -> None:

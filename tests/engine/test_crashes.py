@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agentq import Agent, Handle, RunContext, RunFailedError, ToolMessage, ToolResult, tool
+from agentq.errors import UnavailableError
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Scripted
 from agentq.storage.database import Database
@@ -335,3 +336,32 @@ def test_a_pool_that_ends_its_process_is_not_a_failure_of_the_tool(database: Dat
     assert work_through(drain, handle) == 0
     assert [result.code for result in results(handle)] == ["interrupted"]
     assert len(ran) == 1
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_broker_that_is_away_costs_a_wake_up_no_patience(database: Database, calls: int) -> None:
+    world = World()
+    drain = Drain(database, test := world.agent(idempotent=False, calls=calls))
+    handle = drain.enqueue(test)
+    others = [drain.enqueue(test) for _ in range(3)]
+    while handle.run().phase != "tools" or not drain.wake_ups:
+        drain.do(drain.wake_ups.pop(0))
+    drain.wake_ups.clear()
+    send, tries = drain.send, []
+
+    def away(wake_up: Any) -> None:
+        tries.append(wake_up)
+        raise UnavailableError("no broker")
+
+    drain.send = away  # type: ignore[method-assign]
+    for _ in range(3):
+        drain.age(61)
+        drain.sweep()
+    # One try a round is enough to know.
+    assert len(tries) == 3
+    drain.send = send  # type: ignore[method-assign]
+    # Nothing is put off to a later minute.
+    drain.sweep()
+    drain.work()
+    for each in (handle, *others):
+        assert each.result().text == "done"

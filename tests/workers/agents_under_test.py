@@ -93,11 +93,21 @@ def slow_reply(request: ModelRequest) -> str:
     return "done"
 
 
+def patient_reply(request: ModelRequest) -> str:
+    """Answer when there is a file of the message's name."""
+    log("begin", n=0)
+    (message,) = request.messages
+    while not (LOG / message.text).exists():  # type: ignore[union-attr]
+        time.sleep(0.05)
+    return "done"
+
+
 TOOLS = [nap, safe_nap, hang, async_nap, selfish, deadly, routed]
 
 quick = Agent("quick", model=Scripted([Call("nap", {"n": 1, "secs": 0}), "done"]), tools=TOOLS)
 fan = Agent("fan", model=Scripted([[Call("nap", {"n": n, "secs": 0.1}) for n in range(32)], "done"]), tools=TOOLS)
 slow_model = Agent("slow_model", model=Scripted([slow_reply]))
+patient = Agent("patient", model=Scripted([patient_reply]))
 slow_tool = Agent("slow_tool", model=Scripted([Call("nap", {"n": 1, "secs": 20}), "done"]), tools=TOOLS)
 short_tool = Agent("short_tool", model=Scripted([Call("nap", {"n": 1, "secs": 3}), "done"]), tools=TOOLS)
 loop = Agent("loop", model=Scripted([*[Call("nap", {"n": n, "secs": 0.2}) for n in range(6)], "done"]), tools=TOOLS)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from contextlib import suppress
 from typing import Any
 
 import kombu
@@ -24,6 +25,20 @@ class Connection(kombu.Connection):
         if options.get("timeout") is not None:
             options["timeout"] = min(options["timeout"], LONGEST_WAIT_SECS)
         return super().drain_events(**options)
+
+    def maybe_close_channel(self, channel: Any) -> None:
+        """Kombu's, for Celery ends the worker, with all that it is doing, for what a lost Redis brings here and later.
+
+        Closing gives messages back, which fails with an AttributeError where the server is gone; so does acknowledging
+        a message of a closed channel when its task ends. Neither is needed: a message is only a wake-up.
+        """
+        with suppress(AttributeError):
+            super().maybe_close_channel(channel)
+        channel.basic_ack = channel.basic_reject = _too_late
+
+
+def _too_late(*_: Any, **__: Any) -> None:
+    pass
 
 
 class WakeUp(bootsteps.StartStopStep):
