@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-crash chaos check fmt wheel clean
+.PHONY: help setup demo test test-crash test-matrix chaos check fmt wheel clean
 
 BIN := .venv/bin
 # The newest Python of at least 3.11 that can make a virtual environment.
@@ -39,6 +39,9 @@ test: setup ## Run the whole test suite (some of it: make test ARGS="tests/unit 
 
 test-crash: setup ## Run only the tests that kill processes
 	@$(PYTEST) -m crash $(ARGS)
+
+test-matrix: setup ## Kill real workers at every point of a run in every way (some ten minutes)
+	@$(PYTEST) -m "matrix or crash" $(ARGS) tests/crash
 
 # How long make chaos makes faults.
 MINUTES ?= 15

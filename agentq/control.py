@@ -159,7 +159,9 @@ class Control:
         except LeaseLost as lost:
             logger.info("%s", lost)
             return
+        self.services.probe("committed", "answer")
         self.saver.send(end.wake_ups)
+        self.services.probe("announced", "answer")
         self.after(parent)
 
 

@@ -93,6 +93,8 @@ class Engine(Control):
                 logger.warning("run %s: given back: %s", claim.run_id, error)
                 self.go_on(claim.run_id, self.saver.give_back(claim))
                 return
+            except LeaseLost:
+                raise
             except Exception as error:
                 logger.exception("run %s: the %s step failed", claim.run_id, snapshot.phase)
                 if only is not None and not only.may_run_again:

@@ -1,5 +1,7 @@
 """Review: which calls of the turn wait for a person before any of them runs."""
 
+from uuid import UUID
+
 from sqlalchemy import Connection
 
 from agentq.agent import AgentSpec
@@ -23,10 +25,10 @@ def review(snapshot: Snapshot, _: AgentSpec, services: Services) -> Done:
     )
 
 
-def reply_of_turn(connection: Connection, snapshot: Snapshot) -> AssistantMessage:
-    """The reply whose calls are open: it stands right before the place of its first result."""
+def reply_of_turn(connection: Connection, snapshot: Snapshot, *, token: UUID | None = None) -> AssistantMessage:
+    """The reply whose calls are open: it stands right before the place of its first result. See message_at."""
     first = snapshot.calls[0]
-    message = storage.message_at(connection, snapshot.run_id, first.position - first.index - 1)
+    message = storage.message_at(connection, snapshot.run_id, first.position - first.index - 1, token=token)
     if not isinstance(message, AssistantMessage):
         raise TypeError(f"run {snapshot.run_id}: message {first.position - first.index - 1} is not a reply")
     return message

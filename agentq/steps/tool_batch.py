@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
@@ -58,9 +59,10 @@ def run_call(
 ) -> CallDone:
     """Run the call and its hooks. Never raises for anything the tool does, short of killing the process.
 
-    ``may_have_run``: an earlier attempt was begun, so that a tool's probe is asked first whether it took effect.
+    ``may_have_run``: an earlier attempt was begun, so that a tool's probe is asked first whether it took effect. Raises
+    LeaseLost when the call was answered while this process stood still: its tool must not begin any more.
     """
-    asked = asked_for(snapshot, call, services)
+    asked = asked_for(snapshot, call, services, token=lease.token)
     ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
     ctx = context(snapshot, call_id=call.call_id, idempotency_key=ref.idempotency_key, attempt=attempt)
     faults: list[str] = []
@@ -78,11 +80,14 @@ def run_call(
     return done
 
 
-def asked_for(snapshot: Snapshot, call: OpenCall, services: Services) -> ToolCall:
-    """What the model asked for: it stands in the reply, which is found by the place of the call's result."""
+def asked_for(snapshot: Snapshot, call: OpenCall, services: Services, *, token: UUID | None = None) -> ToolCall:
+    """What the model asked for: it stands in the reply, which is found by the place of the call's result.
+
+    Raises LeaseLost where the lease of ``token`` is not held any more.
+    """
     with services.database.autocommit() as connection:
         # A lane's snapshot does not carry the call's siblings.
-        return reply_of_turn(connection, replace(snapshot, calls=(call,))).calls[call.index]
+        return reply_of_turn(connection, replace(snapshot, calls=(call,)), token=token).calls[call.index]
 
 
 def _bounded(call: OpenCall, snapshot: Snapshot) -> float:

@@ -86,7 +86,10 @@ _MESSAGES = text("""
     ORDER BY r.thread_position, m.position
 """)
 _MESSAGE_OF_TURN = text("""
-    SELECT payload FROM agentq.messages WHERE run_id = :run_id AND position = :position
+    SELECT payload, CAST(:token AS uuid) IS NULL
+        OR EXISTS (SELECT 1 FROM agentq.runs WHERE id = :run_id AND lease_token = :token)
+        OR EXISTS (SELECT 1 FROM agentq.tool_calls WHERE run_id = :run_id AND lease_token = :token) AS is_ours
+    FROM agentq.messages WHERE run_id = :run_id AND position = :position
 """)
 
 
@@ -167,8 +170,12 @@ def transcript(connection: Connection, run_id: str, thread_id: str | None) -> tu
     return tuple(load_message(row.payload) for row in rows)
 
 
-def message_at(connection: Connection, run_id: str, position: int) -> Message:
-    return load_message(connection.execute(_MESSAGE_OF_TURN, {"run_id": run_id, "position": position}).scalar_one())
+def message_at(connection: Connection, run_id: str, position: int, *, token: UUID | None = None) -> Message:
+    """One message; with the ``token`` of a lease only while that is held, else it raises LeaseLost."""
+    row = connection.execute(_MESSAGE_OF_TURN, {"run_id": run_id, "position": position, "token": token}).one()
+    if not row.is_ours:
+        raise LeaseLost(f"run {run_id}: what this process was to do was given to another one before it began")
+    return load_message(row.payload)
 
 
 @dataclass(frozen=True)

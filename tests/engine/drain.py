@@ -77,6 +77,9 @@ class Drain:
             case CallMessage():
                 end = self.engine.run_call(wake_up.run_id, wake_up.seq, wake_up.index)
                 self.engine.saver.send(end.wake_ups)
+                if end.wake_ups:
+                    # In a worker Celery sends these: by replacing the lane's task, or as the chord's body.
+                    self.engine.services.probe("body" if end.last else "announced", "call")
             case BatchMessage():
                 self.wake_ups.extend(wake_up.lanes)
 

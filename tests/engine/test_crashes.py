@@ -1,4 +1,4 @@
-"""A process that dies at any point of any step: what is lost, what is repeated, what is not."""
+"""Processes that die, messages that are lost or doubled: what is repeated and what is not (see test_crash_matrix)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,6 @@ from agentq.storage.database import Database
 from agentq.wire import BatchMessage, CallMessage, StepMessage
 from tests.engine.drain import Died, Drain
 
-POINTS = ("claimed", "effect", "committed", "announced")
-# A single call is run by the tools step itself; a lane has no point of its own after its commit.
-PLACES = [
-    (point, phase, calls) for point in POINTS for phase in ("recall", "model", "review", "tools") for calls in (1, 3)
-]
-PLACES += [(point, "call", 3) for point in POINTS[:3]]
-
 
 class World:
     """Effects and model calls as the outside sees them."""
@@ -28,7 +21,7 @@ class World:
         self.effects: list[str] = []
         self.replies = 0
 
-    def agent(self, *, idempotent: bool, calls: int, gated: bool = False) -> Agent:
+    def agent(self, *, idempotent: bool, calls: int) -> Agent:
         @tool(idempotent=idempotent)
         def act(n: int, ctx: RunContext) -> str:
             """Do something outside."""
@@ -52,7 +45,6 @@ class World:
             model=Scripted([count(asked), count("done")]),
             tools=[act],
             memory=Facts(),
-            approve=["act"] if gated else (),
         )
 
 
@@ -88,36 +80,6 @@ def work_through(drain: Drain, handle: Handle, *, rounds: int = 30) -> int:
 
 def results(handle: Handle) -> list[ToolResult]:
     return [message.result for message in handle.messages() if isinstance(message, ToolMessage)]
-
-
-@pytest.mark.parametrize("idempotent", [True, False], ids=["idempotent", "unsafe"])
-@pytest.mark.parametrize(("point", "phase", "calls"), PLACES)
-def test_a_death_at_any_point_loses_at_most_the_call_in_progress(
-    database: Database, point: str, phase: str, calls: int, idempotent: bool
-) -> None:
-    world = World()
-    test = world.agent(idempotent=idempotent, calls=calls, gated=phase == "review")
-    drain = Drain(database, test, probe=die_once(point, phase))
-    handle = drain.enqueue(test)
-    assert work_through(drain, handle) == 1
-
-    assert handle.result().text == "done"
-    # One result a call, in order; one effect a key, unless the tool said that it may be repeated.
-    assert len(results(handle)) == calls
-    unknown = [result for result in results(handle) if result.code == "interrupted"]
-    in_progress = (phase == "call" or (phase == "tools" and calls == 1)) and point in ("claimed", "effect")
-    if idempotent:
-        assert unknown == []
-        assert set(world.effects) == {f"{handle.id}:1:{n}" for n in range(calls)}
-        assert len(world.effects) == calls + (1 if in_progress and point == "effect" else 0)
-    else:
-        assert len(unknown) == (1 if in_progress else 0)
-        assert len(world.effects) == len(set(world.effects))
-        assert len(world.effects) == calls - (1 if in_progress and point == "claimed" else 0)
-    # A reply that was saved is never asked for again.
-    assert world.replies == 2 + (1 if (phase, point) == ("model", "effect") else 0)
-    numbers = [event.number for event in handle.events(follow=False)]
-    assert numbers == list(range(1, len(numbers) + 1))
 
 
 def test_a_wake_up_delivered_twice_does_nothing_the_second_time(database: Database) -> None:

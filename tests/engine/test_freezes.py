@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from agentq import Agent
-from agentq.providers.scripted import Scripted
+from agentq import Agent, ToolMessage, tool
+from agentq.providers.scripted import Call, Scripted
 from agentq.storage import leases, steps
 from agentq.storage.database import Database
 from agentq.wire import BatchMessage
@@ -59,6 +59,36 @@ def test_a_worker_frozen_while_it_saves_a_call_stops_neither_the_sweep_nor_its_r
     finally:
         frozen.kill()
         frozen.communicate()
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_a_tool_does_not_begin_when_its_call_was_answered_while_its_process_stood_still(
+    database: Database, calls: int
+) -> None:
+    ran: list[int] = []
+
+    @tool
+    def act(n: int) -> str:
+        """Do something outside that may not be done late."""
+        ran.append(n)
+        return "done"
+
+    def stand_still(point: str, what: str) -> None:
+        if (point, what) == ("claimed", "tools" if calls == 1 else "call") and not stood:
+            stood.append(True)
+            other.age(20)
+            other.sweep()
+
+    stood: list[bool] = []
+    test = Agent("test", model=Scripted([[Call("act", {"n": n}) for n in range(calls)], "done"]), tools=[act])
+    drain, other = Drain(database, test, probe=stand_still), Drain(database, test)
+    handle = drain.enqueue(test)
+    drain.work()
+    other.work()
+    assert handle.result().text == "done"
+    results = [message.result.code for message in handle.messages() if isinstance(message, ToolMessage)]
+    assert results == ["interrupted"] + [None] * (calls - 1)
+    assert ran == list(range(1, calls))
 
 
 def test_a_row_that_somebody_holds_does_not_cost_other_runs_their_leases(database: Database) -> None:

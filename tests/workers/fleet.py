@@ -17,6 +17,7 @@ from agentq.storage import queries
 from agentq.storage.database import Database
 from tests.waiting import eventually
 
+ROOT = Path(__file__).parents[2]
 AGENTS = Path(__file__).parent / "agents_under_test.py"
 CELERY = [
     "--without-gossip",
@@ -37,9 +38,13 @@ class Worker:
     process: "subprocess.Popen[bytes]"
     log: Path
 
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
     def kill(self) -> None:
         """kill -9, children included: what a machine that goes down does."""
-        if self.process.poll() is None:
+        if self.is_alive:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
@@ -61,6 +66,7 @@ class Fleet:
     queue: str
     lease_secs: float = 2.0
     stop_secs: float = 25.0
+    app: str = "agentq_workers.main"
     workers: list[Worker] = field(default_factory=list)
 
     @property
@@ -80,24 +86,32 @@ class Fleet:
 
     def start(self, kind: str, *, concurrency: int = 8, queues: str | None = None) -> Worker:
         """A steps worker (threads) or a tools worker (prefork), ready to work when this returns."""
+        worker = self.spawn(kind, concurrency=concurrency, queues=queues)
+        self.await_ready(worker)
+        return worker
+
+    def spawn(self, kind: str, *, concurrency: int = 8, queues: str | None = None) -> Worker:
+        """The same, but it is still starting."""
         pool, default = ("threads", self.queue) if kind == "steps" else ("prefork", f"{self.queue}.tools")
         number = len(self.workers)
         log = self.folder / f"worker-{number}.log"
-        command = [sys.executable, "-m", "celery", "-A", "agentq_workers.main", "worker", *CELERY]
+        command = [sys.executable, "-m", "celery", "-A", self.app, "worker", *CELERY]
         command += ["-P", pool, "-c", str(concurrency), "-Q", queues or default, "-n", f"{kind}{number}@{self.queue}"]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("AGENTQ_")}
         environment |= self.settings.environment() | {"AGENTQ_TEST_LOG": str(self.folder), "TMPDIR": str(self.folder)}
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
         worker = Worker(kind, process, log)
         self.workers.append(worker)
-        eventually(lambda: self._is_ready(worker), within=40, what=f"{kind} worker ready: {log}")
         return worker
 
+    def await_ready(self, worker: Worker) -> None:
+        eventually(lambda: self._is_ready(worker), within=40, what=f"{worker.kind} worker ready: {worker.log}")
+
     def _is_ready(self, worker: Worker) -> bool:
-        if worker.process.poll() is not None:
+        if not worker.is_alive:
             raise AssertionError(f"the worker ended with {worker.process.returncode}:\n{worker.text()}")
         with self.database.autocommit() as connection:
             alive = {found.id for found in queries.workers(connection)}

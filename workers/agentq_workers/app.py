@@ -1,6 +1,6 @@
 """The Celery app of a worker: settings, tasks and the chord barrier put together."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from celery import Celery
 
@@ -9,17 +9,24 @@ from agentq.agent import AgentSpec
 from agentq.config import Settings, load
 from agentq.errors import ConfigError
 from agentq.registry import by_name, load_agents
+from agentq.services import no_probe
 from agentq.wire import TOOL_QUEUE
 from agentq_workers import connection, lifecycle, log
 from agentq_workers.runtime import Runtime
 from agentq_workers.tasks import register
 
 
-def make_app(settings: Settings | None = None, *, agents: Iterable[AgentSpec] | None = None) -> Celery:
+def make_app(
+    settings: Settings | None = None,
+    *,
+    agents: Iterable[AgentSpec] | None = None,
+    probe: Callable[[str, str], None] = no_probe,
+) -> Celery:
     """A Celery app with agentq's tasks; start it with ``celery -A module:app worker``, or use ``agentq worker``.
 
-    ``settings`` default to ``AGENTQ_*``, ``agents`` to those named by ``AGENTQ_AGENTS``. Raises ConfigError for wrong
-    settings or agents, and where no database or broker is named: a worker of a fleet must not start one of its own.
+    ``settings`` default to ``AGENTQ_*``, ``agents`` to those named by ``AGENTQ_AGENTS``; ``probe`` is for crash
+    tests. Raises ConfigError for wrong settings or agents, and where no database or broker is named: a worker of a
+    fleet must not start one of its own.
     """
     settings = settings or load()
     if settings.database_url is None or settings.broker_url is None:
@@ -40,7 +47,7 @@ def make_app(settings: Settings | None = None, *, agents: Iterable[AgentSpec] | 
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
     )
-    runtime = Runtime(settings, known, app)
+    runtime = Runtime(settings, known, app, probe=probe)
     register(app, runtime)
     lifecycle.attach(app, runtime)
     connection.attach(app)
