@@ -15,6 +15,8 @@ from agentq.hooks import Hooks
 from agentq.limits import Limits
 from agentq.memory import Memory
 from agentq.output import OUTPUT_TOOL, OutputSchema
+from agentq.results import to_json
+from agentq.text import clean
 from agentq.tools import Tool, check_name, is_duration, tool
 
 ToolExceptionRule = Literal["report", "fail"] | Callable[[Exception], str]
@@ -76,7 +78,7 @@ class AgentSpec:
         self.models: tuple[Any, ...] = (model, *fallback)
         for each in self.models:
             self._check_model(each)
-        self.instructions = instructions
+        self.instructions = clean(instructions)
         self.tools = _toolset(where, tools)
         self.approve = _approve(where, approve, self.tools)
         self.output = None if output is None else OutputSchema(output, where)
@@ -86,7 +88,7 @@ class AgentSpec:
         self.memory = memory
         self.model_settings = _settings(where, model_settings or {})
         self.model_timeout_secs = model_timeout_secs
-        self.description = description
+        self.description = clean(description)
 
     def _check_model(self, model: Any) -> None:
         """Nothing here, below the providers: ``Agent`` knows them."""
@@ -164,7 +166,7 @@ def _hooks(where: str, hooks: Iterable[Any]) -> tuple[Hooks, ...]:
 
 def _settings(where: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        return dict(json.loads(json.dumps(dict(settings), allow_nan=False)))
+        return dict(to_json(json.loads(json.dumps(dict(settings), allow_nan=False))))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: model_settings are not a JSON object: {error}") from error
 

@@ -6,6 +6,7 @@ import json
 import types
 import warnings
 from collections.abc import Callable, Iterable
+from math import isinf
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
@@ -15,7 +16,8 @@ from pydantic_core import ErrorDetails
 
 from agentq.context import RunContext
 from agentq.errors import ConfigError
-from agentq.text import clean, cut
+from agentq.results import to_json
+from agentq.text import clean, cut, told
 
 _CONTAINER_WANTED = {
     *("list_type", "tuple_type", "set_type", "frozen_set_type", "iterable_type", "sequence_str"),
@@ -67,7 +69,7 @@ class Parameters:
             raise
         except Exception as error:
             # A validator of the user's own that raised neither ValueError nor AssertionError.
-            raise ArgumentsError(f"the arguments could not be checked: {type(error).__name__}: {error}") from error
+            raise ArgumentsError(unchecked("arguments", error)) from error
         values = {name: getattr(checked, f"p{i}") for i, name in enumerate(self.names)}
         return {**(checked.__pydantic_extra__ or {}), **values}
 
@@ -109,11 +111,18 @@ def problems(error: ValidationError) -> str:
 
 
 def load_json(text: str) -> Any:
-    """The JSON value of a text. Raises ValueError for anything else; Python's NaN and Infinity are not JSON."""
+    """The JSON value of a text, its own texts cleaned. Raises ValueError for anything else, NaN and 1e999 included."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return to_json(json.loads(text, parse_constant=_refuse, parse_float=_finite))
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+
+
+def unchecked(what: str, error: Exception) -> str:
+    """What to say when a validator of the user's own raised something of its own."""
+    return cut(clean(f"the {what} could not be checked: {told(error)}"), _MAX_PROBLEM_CHARS)
 
 
 def first_line(error: BaseException) -> str:
@@ -134,6 +143,12 @@ def _problem(item: ErrorDetails) -> str:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(number: str) -> float:
+    if isinf(value := float(number)):
+        raise ValueError(f"{cut(number, 50)} is too large a number")
+    return value
 
 
 # ---------------------------------------------------------------------------------------------- the signature

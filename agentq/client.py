@@ -16,7 +16,7 @@ from agentq.dispatch import Dispatcher
 from agentq.errors import ConfigError, RunCancelledError, RunFailedError, WaitTimeoutError
 from agentq.heartbeat import Heartbeat
 from agentq.ids import new_id
-from agentq.inputs import checked_key, checked_limits, checked_tags, checked_text, json_object
+from agentq.inputs import checked_key, checked_limits, checked_tags, checked_text, json_object, shown_name, shown_reason
 from agentq.messages import Message
 from agentq.providers.registry import resolve
 from agentq.registry import by_name, unknown
@@ -155,7 +155,7 @@ class Client:
 
     def handle(self, run_id: str) -> "Handle":
         """A handle to a run by its id; nothing is read yet."""
-        return Handle(self, run_id)
+        return Handle(self, clean(run_id))
 
     def runs(
         self,
@@ -168,17 +168,24 @@ class Client:
     ) -> list[Run]:
         """The newest runs first; ``before`` is the last id of the page already seen."""
         with self.database.autocommit() as connection:
-            return queries.runs(connection, status=status, agent=agent, tags=tags, before=before, limit=limit)
+            return queries.runs(
+                connection,
+                status=status,
+                agent=clean(agent) if agent else agent,
+                tags=checked_tags(tags) if tags else None,
+                before=clean(before) if before else before,
+                limit=limit,
+            )
 
     def approvals(self, *, run_id: str | None = None, status: str | None = "pending") -> list[Approval]:
         """Calls that wait for a person, the oldest first; ``status=None`` gives the decided ones too."""
         with self.database.autocommit() as connection:
-            return queries.approvals(connection, run_id=run_id, status=status)
+            return queries.approvals(connection, run_id=clean(run_id) if run_id else run_id, status=status)
 
     def history(self, thread: str) -> tuple[Message, ...]:
         """Every message of a thread, oldest first."""
         with self.database.autocommit() as connection:
-            return queries.thread_messages(connection, thread)
+            return queries.thread_messages(connection, clean(thread))
 
 
 class Handle:
@@ -288,7 +295,7 @@ class Handle:
 
     def approve(self, call_id: str, *, by: str | None = None) -> None:
         """Let a waiting call run. Raises ApprovalNotPendingError when somebody was faster or the run has ended."""
-        self.client.control.decide_call(self.id, call_id, approved=True, decided_by=by or whoami())
+        self.client.control.decide_call(self.id, clean(call_id), approved=True, decided_by=shown_name(by or whoami()))
 
     def settle(
         self,
@@ -310,17 +317,24 @@ class Handle:
             raise ConfigError("a call that did not take effect has no result; leave it out, or say happened=True")
         self.client.control.settle_call(
             self.id,
-            call_id,
+            clean(call_id),
             happened=happened,
             result=clean(result) if result else None,
-            reason=clean(reason) if reason else None,
-            decided_by=by or whoami(),
+            reason=shown_reason(reason),
+            decided_by=shown_name(by or whoami()),
         )
 
     def reject(self, call_id: str, *, reason: str | None = None, by: str | None = None) -> None:
-        """Do not let a waiting call run; the model sees ``reason``. Raises ApprovalNotPendingError."""
+        """Do not let a waiting call run; the model sees ``reason`` (its first 4,000 characters).
+
+        Raises ApprovalNotPendingError.
+        """
         self.client.control.decide_call(
-            self.id, call_id, approved=False, decided_by=by or whoami(), reason=clean(reason) if reason else None
+            self.id,
+            clean(call_id),
+            approved=False,
+            decided_by=shown_name(by or whoami()),
+            reason=shown_reason(reason),
         )
 
 

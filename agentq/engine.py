@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from agentq.outcomes import BatchOpened, CallsFinished, Failed, Unclear
 from agentq.run import OpenCall, Snapshot
 from agentq.saving import CallEnd, call_data, only_call
 from agentq.services import Services
-from agentq.steps.base import Done, told
+from agentq.steps.base import Done
 from agentq.steps.model import call_model
 from agentq.steps.recall import recall
 from agentq.steps.review import review
@@ -26,6 +27,7 @@ from agentq.storage import calls, steps
 from agentq.storage.calls import ClaimedCall
 from agentq.storage.rows import CallRef, Claim
 from agentq.storage.steps import NewEvent
+from agentq.text import told
 from agentq.transition import decide, out_of_time
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,10 @@ _BODIES: dict[str, Callable[[Snapshot, AgentSpec, Services], Done]] = {
 
 
 class Engine(Control):
-    """Does steps and calls for one process. Every method is safe to repeat and to run anywhere at the same time."""
+    """Does steps and calls for one process. Every method is safe to repeat and to run anywhere at the same time.
+
+    Each works in a copy of the context: what a hook sets in a ContextVar is seen by its tool, and not by the next run.
+    """
 
     # ------------------------------------------------------------------------------------------------ a step
 
@@ -54,6 +59,9 @@ class Engine(Control):
 
         Raises UnavailableError when the database is gone; the sweep repairs that.
         """
+        copy_context().run(self._run_step, run_id, seq)
+
+    def _run_step(self, run_id: str, seq: int) -> None:
         services = self.services
         with services.database.autocommit() as connection:
             claimed = steps.claim(connection, run_id, seq, lease_secs=services.lease_secs, worker=services.worker)
@@ -174,6 +182,9 @@ class Engine(Control):
 
     def run_call(self, run_id: str, seq: int, index: int) -> CallEnd:
         """Run one call of a batch. The answer says what follows, for the lane or for the chord's barrier to send."""
+        return copy_context().run(self._run_call, run_id, seq, index)
+
+    def _run_call(self, run_id: str, seq: int, index: int) -> CallEnd:
         services = self.services
         with services.database.autocommit() as connection:
             claimed = calls.claim(

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Lease:
-    """One held lease; ``cancelled`` is set when somebody asked to cancel the run."""
+    """One held lease; ``cancelled`` is set when somebody asked to cancel the run, or when the lease is lost."""
 
     token: UUID
     run_id: str
@@ -65,7 +65,7 @@ class Heartbeat:
                 logger.exception("leases could not be renewed, trying again")
 
     def renew(self) -> None:
-        """One round: prolong what is held and not overdue, and pass on who is to be cancelled."""
+        """One round: prolong what is held and not overdue, and pass on whose work is in vain."""
         now = time.monotonic()
         with self._lock:
             held = {token: lease for token, lease in self._held.items() if lease.until > now}

@@ -7,9 +7,10 @@ from agentq.agent import make_limits
 from agentq.errors import ConfigError
 from agentq.limits import Limits
 from agentq.results import to_json
-from agentq.text import clean
+from agentq.text import clean, cut
 
 MAX_KEY_CHARS = 200
+MAX_REASON_CHARS = 4_000
 
 
 def checked_text(text: object) -> str:
@@ -42,9 +43,19 @@ def checked_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ConfigError(f"tags map text to text; {key!r}: {value!r} does not")
-    return {clean(key): clean(value) for key, value in found.items()}
+    return dict(to_json(found))
 
 
 def checked_limits(limits: Mapping[str, Any] | None) -> dict[str, Any]:
     make_limits(Limits(), limits or {}, "this run")
-    return dict(limits or {})
+    return json_object("limits", limits)
+
+
+def shown_name(name: str) -> str:
+    """Who decided, as it is stored and shown: short, and without what Postgres refuses."""
+    return cut(clean(name), MAX_KEY_CHARS)
+
+
+def shown_reason(reason: str | None) -> str | None:
+    """Why a person rejected a call, as the model sees it."""
+    return cut(clean(reason), MAX_REASON_CHARS) if reason else None

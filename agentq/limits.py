@@ -8,6 +8,10 @@ MAX_INVALID_OUTPUTS = 2
 MAX_EMPTY_REPLIES = 2
 MAX_DEPTH = 8
 MAX_RESULT_CHARS = 100_000
+MAX_FACTS_CHARS = 100_000
+# Some thirty years: what Postgres and the timers of a process still understand.
+LONGEST_SECS = 1e9
+_LARGEST = 10**15
 MAX_ATTEMPTS = 3
 
 
@@ -20,8 +24,8 @@ class Limits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model_calls: int = Field(default=25, ge=1)
-    tool_calls: int = Field(default=200, ge=0)
-    tokens: int | None = Field(default=None, ge=1)
-    run_secs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    tool_timeout_secs: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    model_calls: int = Field(default=25, ge=1, le=_LARGEST)
+    tool_calls: int = Field(default=200, ge=0, le=_LARGEST)
+    tokens: int | None = Field(default=None, ge=1, le=_LARGEST)
+    run_secs: float | None = Field(default=None, gt=0, le=LONGEST_SECS, allow_inf_nan=False)
+    tool_timeout_secs: float = Field(default=60.0, gt=0, le=LONGEST_SECS, allow_inf_nan=False)

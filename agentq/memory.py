@@ -10,5 +10,8 @@ class Memory(Protocol):
     """Anything with ``recall``. What it raises is recorded and the run goes on without facts."""
 
     def recall(self, ctx: RunContext, text: str) -> Sequence[str]:
-        """Facts that may help with ``text``, the latest user message; each is shown to the model for this call only."""
+        """Facts that may help with ``text``, the latest user message; shown to the model for this call only.
+
+        Of all of them together the first 100,000 characters are taken.
+        """
         ...

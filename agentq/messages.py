@@ -1,5 +1,6 @@
 """The words of a conversation, the same for every provider: messages, tool calls, their results, and usage."""
 
+import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
@@ -52,6 +53,14 @@ class Reasoning(Value):
     model: str
     data: dict[str, Any]
 
+    _clean = field_validator("provider", "model")(clean)
+
+    @field_validator("data")
+    @classmethod
+    def _storable(cls, data: dict[str, Any]) -> dict[str, Any]:
+        text = json.dumps(data, ensure_ascii=False)
+        return data if text == (cleaned := clean(text)) else dict(json.loads(cleaned))
+
 
 Stop = Literal["final", "tool_calls", "length", "blocked"]
 
@@ -74,7 +83,7 @@ class AssistantMessage(Value):
     provider: str = ""
     model: str = ""
 
-    _clean = field_validator("text")(clean)
+    _clean = field_validator("text", "provider", "model")(clean)
 
 
 ResultStatus = Literal["success", "error", "rejected"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentq.arguments import first_line, json_schema, load_json, problems
+from agentq.arguments import first_line, json_schema, load_json, problems, unchecked
 from agentq.errors import ConfigError
 
 OUTPUT_TOOL = "final_answer"
@@ -45,7 +45,7 @@ class OutputSchema:
             raise OutputInvalidError(problems(error)) from error
         except Exception as error:
             # A validator of the user's own, or a number too big for JSON.
-            raise OutputInvalidError(f"the answer could not be checked: {type(error).__name__}: {error}") from error
+            raise OutputInvalidError(unchecked("answer", error)) from error
 
     def load(self, value: Any) -> Any:
         """The typed object of a stored value."""

@@ -23,6 +23,7 @@ from agentq.text import clean, cut
 
 _AS_TEXT = (Decimal, UUID, PurePath, Fraction, complex, SecretStr, SecretBytes)
 _MAX_DEPTH = 100
+_MAX_BITS = 13_288
 
 
 def to_text(value: Any, limit: int = MAX_RESULT_CHARS) -> str:
@@ -41,7 +42,7 @@ def to_json(value: Any, _above: tuple[int, ...] = ()) -> Any:
     """``value`` in JSON types, texts cleaned. Raises TypeError where it has no form, or holds itself."""
     if not isinstance(value, Enum):
         if value is None or isinstance(value, bool | int):
-            return value
+            return _readable(value)
         if isinstance(value, str):
             return clean(value)
     if id(value) in _above or len(_above) > _MAX_DEPTH:
@@ -53,6 +54,13 @@ def to_json(value: Any, _above: tuple[int, ...] = ()) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _mapping({f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, above)
     raise TypeError(f"a value of type {type(value).__name__} has no JSON form")
+
+
+def _readable(value: int | None) -> int | None:
+    # Python writes and reads no number of more than 4,300 digits: stored, it would make its row unreadable.
+    if value is not None and value.bit_length() > _MAX_BITS:
+        raise TypeError("a number of more than 4,000 digits has no JSON form")
+    return value
 
 
 def _dumps(value: Any) -> str:

@@ -12,6 +12,15 @@ def clean(text: str) -> str:
     return _REFUSED.sub(REPLACEMENT, text)
 
 
+def told(error: BaseException) -> str:
+    """Type and text of an exception, whatever it does when it is asked for its text."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return ": ".join(filter(None, (type(error).__name__, text)))
+
+
 def cut(text: str, limit: int) -> str:
     """At most ``limit`` characters; a cut text ends with a note that says how long it was."""
     if len(text) <= limit:

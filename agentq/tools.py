@@ -9,6 +9,7 @@ from typing import Any, overload
 from agentq.arguments import Parameters, unwrapped
 from agentq.context import RunContext
 from agentq.errors import ConfigError
+from agentq.limits import LONGEST_SECS
 from agentq.run import OnUnknown
 from agentq.text import clean
 from agentq.unknown import Probe, Rule, checked_rule
@@ -127,7 +128,7 @@ def _check_options(tool_name: str, timeout: object, queue: object) -> None:
 
 def is_duration(seconds: object) -> bool:
     """Whether it is a number of seconds that something may take."""
-    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < float("inf")
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_SECS
 
 
 def check_name(kind: str, name: object) -> None:

@@ -401,4 +401,8 @@ def _unfinished(call: OpenCall) -> ToolResult:
         return _result(
             call, "interrupted", "The run ended while this call was running: it may or may not have taken effect."
         )
+    if call.kind == "agent":
+        # Its own run may be anywhere between its start and its end.
+        text = "The run ended before this agent answered: what it had done by then stands."
+        return _result(call, "cancelled", text)
     return _result(call, "cancelled", "Not run: the run has ended.")

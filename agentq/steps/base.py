@@ -11,6 +11,7 @@ from agentq.context import RunContext
 from agentq.hooks import EndRun, Hooks
 from agentq.outcomes import Outcome
 from agentq.run import Snapshot
+from agentq.text import told
 
 logger = logging.getLogger(__name__)
 
@@ -24,15 +25,6 @@ class Done:
     outcome: Outcome
     data: dict[str, Any] = field(default_factory=dict)
     arguments: dict[int, str] = field(default_factory=dict)
-
-
-def told(error: BaseException) -> str:
-    """Type and text of an exception, whatever it does when it is asked for its text."""
-    try:
-        text = str(error)
-    except Exception:
-        text = ""
-    return ": ".join(filter(None, (type(error).__name__, text)))
 
 
 def is_stopped(error: BaseException) -> bool:

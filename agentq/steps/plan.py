@@ -10,13 +10,16 @@ from agentq.run import Snapshot
 from agentq.text import cut as shorten
 from agentq.wire import TOOL_QUEUE
 
+_MAX_ID_CHARS = 1_000
+
 
 def with_ids(message: AssistantMessage, turn: int) -> AssistantMessage:
     """The reply with an id of its own on each call: some servers send none, or the same one twice."""
-    asked = {call.id for call in message.calls}
+    bounded = [_bounded(call) for call in message.calls]
+    asked = {call.id for call in bounded}
     made: set[str] = set()
     calls = []
-    for index, call in enumerate(message.calls):
+    for index, call in enumerate(bounded):
         call_id = call.id
         if not call_id or call_id in made:
             call_id = f"{call.id or 'call'}_{turn}_{index}"
@@ -25,6 +28,14 @@ def with_ids(message: AssistantMessage, turn: int) -> AssistantMessage:
         made.add(call_id)
         calls.append(call if call_id == call.id else call.model_copy(update={"id": call_id}))
     return message.model_copy(update={"calls": tuple(calls)})
+
+
+def _bounded(call: ToolCall) -> ToolCall:
+    """Names and ids go into rows and events; one of a megabyte is nobody's, and is not kept."""
+    if len(call.id) <= _MAX_ID_CHARS and len(call.name) <= _MAX_ID_CHARS:
+        return call
+    call_id = call.id if len(call.id) <= _MAX_ID_CHARS else ""
+    return call.model_copy(update={"id": call_id, "name": shorten(call.name, _MAX_ID_CHARS)})
 
 
 def plan(call: ToolCall, agent: AgentSpec, snapshot: Snapshot, *, cut: bool) -> PlannedCall:

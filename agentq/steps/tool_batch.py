@@ -17,10 +17,10 @@ from agentq.outcomes import CallsFinished, HookEnded
 from agentq.results import to_text
 from agentq.run import OpenCall, Snapshot
 from agentq.services import Services
-from agentq.steps.base import call_hooks, context, is_stopped, told
+from agentq.steps.base import call_hooks, context, is_stopped
 from agentq.steps.review import reply_of_turn
 from agentq.storage.rows import CallRef
-from agentq.text import clean, cut
+from agentq.text import clean, cut, told
 from agentq.tools import Tool
 from agentq.unknown import Happened, NotHappened
 
@@ -133,7 +133,7 @@ def _run(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lea
     except ArgumentsError as error:
         return CallDone(ToolResult.error(asked, "invalid_arguments", str(error)))
     except ToolError as error:
-        return CallDone(ToolResult.error(asked, "tool_error", _shown(error.message or "the tool failed")))
+        return CallDone(ToolResult.error(asked, "tool_error", _shown(str(error.message or "the tool failed"))))
     except ToolTimeoutError:
         return CallDone(timed_out(call))
     except ToolCancelledError:

@@ -30,6 +30,11 @@ _RENEW = text(f"""
         RETURNING c.lease_token AS token, r.cancel_requested
     )
     SELECT token FROM steps WHERE cancel_requested UNION ALL SELECT token FROM calls WHERE cancel_requested
+    UNION ALL
+    -- Read without a lock: a row that is only held by somebody is not a lease that is lost.
+    SELECT token FROM unnest(CAST(:tokens AS uuid[])) token
+    WHERE NOT EXISTS (SELECT 1 FROM agentq.runs WHERE lease_token = token AND id = ANY(:run_ids))
+        AND NOT EXISTS (SELECT 1 FROM agentq.tool_calls WHERE lease_token = token AND run_id = ANY(:run_ids))
 """)
 # One query a second in every worker process: five short partial indexes, nothing else. Lost work comes first, and has a
 # limit of its own, so that a long backlog of wake-ups does not stand before it. A lease is fading when its process
@@ -131,7 +136,9 @@ _GONE = text("DELETE FROM agentq.workers WHERE id = :id OR seen_at < now() - int
 
 
 def renew(connection: Connection, held: dict[UUID, str], *, lease_secs: float) -> set[UUID]:
-    """Prolong the leases in ``held`` (token to run id) that are ours; the answer: those whose run is to be cancelled.
+    """Prolong the leases in ``held`` (token to run id) that are ours; the answer: those whose work is in vain.
+
+    Their run is to be cancelled, or has ended, or somebody else has taken the work over.
 
     A row that somebody has locked is left for the next round: one that is stuck must not cost all others their leases.
     """

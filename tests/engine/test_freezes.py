@@ -111,14 +111,15 @@ def test_a_row_that_somebody_holds_does_not_cost_other_runs_their_leases(databas
         assert holder.exec_driver_sql(left, (held,)).scalar_one() < 6
 
 
-def test_a_renewal_tells_which_runs_are_to_be_cancelled(database: Database) -> None:
+def test_a_renewal_tells_whose_work_is_in_vain(database: Database) -> None:
     drain = Drain(database, test := Agent("test", model=Scripted(["done"])))
     handle = drain.enqueue(test)
     with database.autocommit() as connection:
         claimed = steps.claim(connection, handle.id, 0, lease_secs=5, worker="me")
         assert claimed
         token = claimed[0].token
-        held = {token: handle.id, uuid4(): handle.id}
-        assert leases.renew(connection, held, lease_secs=5) == set()
+        lost = uuid4()
+        held = {token: handle.id, lost: handle.id}
+        assert leases.renew(connection, held, lease_secs=5) == {lost}
         handle.cancel()
-        assert leases.renew(connection, held, lease_secs=5) == {token}
+        assert leases.renew(connection, held, lease_secs=5) == {token, lost}

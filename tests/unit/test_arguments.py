@@ -98,7 +98,7 @@ def test_one_level_of_json_in_a_string_is_undone_where_a_container_is_wanted() -
         (city, '{"city": "Os', "not valid JSON"),
         (city, "hello", "not valid JSON"),
         (number, '{"n": NaN}', "NaN is not JSON"),
-        (number, '{"n": 1e999}', "n: Input should be a finite number"),
+        (number, '{"n": 1e999}', "1e999 is too large a number"),
         (number, '{"n": ' + "9" * 5000 + "}", "not valid JSON"),
         (number, "[" * 100_000, "nested too deeply"),
         (many, json.dumps({"items": "[" * 100_000}), "items: "),

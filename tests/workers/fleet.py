@@ -67,6 +67,7 @@ class Fleet:
     lease_secs: float = 2.0
     stop_secs: float = 25.0
     app: str = "agentq_workers.main"
+    agents: Path = AGENTS
     workers: list[Worker] = field(default_factory=list)
 
     @property
@@ -74,7 +75,7 @@ class Fleet:
         return Settings(
             database_url=self.database.url.set(drivername="postgresql").render_as_string(hide_password=False),
             broker_url=self.broker_url,
-            agents=str(AGENTS),
+            agents=str(self.agents),
             queue=self.queue,
             lease_secs=self.lease_secs,
             stop_secs=self.stop_secs,
