@@ -18,7 +18,7 @@ SEEN_SECS = 15.0
 
 def period_secs(lease_secs: float) -> float:
     """Once a second is often enough for the usual lease; a short one is watched more closely."""
-    return min(1.0, lease_secs / 4)
+    return min(1.0, lease_secs / 8)
 
 
 class Sweeper:
