@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-crash test-matrix chaos check fmt wheel clean
+.PHONY: help setup demo test test-crash test-matrix test-faults test-pgbouncer chaos check fmt wheel clean
 
 BIN := .venv/bin
 # The newest Python of at least 3.11 that can make a virtual environment.
@@ -10,7 +10,7 @@ ARGS ?=
 PYTEST := $(BIN)/pytest --numprocesses auto --maxprocesses 8 --dist loadgroup
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: .venv/.installed ## Make .venv and install agentq with its tools into it (again only when pyproject.toml changes)
 
@@ -34,11 +34,17 @@ setup: .venv/.installed ## Make .venv and install agentq with its tools into it 
 demo: .venv/.runtime ## Run an agent on two real workers, kill one of them, and watch the run go on
 	@$(BIN)/agentq demo
 
-test: setup ## Run the whole test suite (some of it: make test ARGS="tests/unit -x")
-	@$(PYTEST) $(ARGS)
+test: setup ## Run the test suite (some of it: make test ARGS="tests/unit -x")
+	@$(PYTEST) -m "not long" $(ARGS)
 
 test-crash: setup ## Run only the tests that kill processes
-	@$(PYTEST) -m crash $(ARGS)
+	@$(PYTEST) -m "crash and not long" $(ARGS)
+
+test-faults: setup ## Run all tests that stop, starve and restart the servers: those too that take minutes
+	@$(PYTEST) tests/faults $(ARGS)
+
+test-pgbouncer: setup ## Run the test suite through a PgBouncer in transaction mode
+	@AGENTQ_TEST_PGBOUNCER=1 $(PYTEST) -m "not long" $(ARGS)
 
 test-matrix: setup ## Kill real workers at every point of a run in every way (some ten minutes)
 	@$(PYTEST) -m "matrix or crash" $(ARGS) tests/crash

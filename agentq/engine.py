@@ -2,11 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Connection
 
 from agentq.agent import AgentSpec, make_limits
 from agentq.control import Control
@@ -26,7 +29,7 @@ from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, r
 from agentq.storage import calls, steps
 from agentq.storage.calls import ClaimedCall
 from agentq.storage.rows import CallRef, Claim
-from agentq.storage.steps import NewEvent
+from agentq.storage.steps import Again, NewEvent
 from agentq.text import told
 from agentq.transition import decide, out_of_time
 
@@ -62,9 +65,11 @@ class Engine(Control):
         copy_context().run(self._run_step, run_id, seq)
 
     def _run_step(self, run_id: str, seq: int) -> None:
-        services = self.services
-        with services.database.autocommit() as connection:
-            claimed = steps.claim(connection, run_id, seq, lease_secs=services.lease_secs, worker=services.worker)
+        services, token = self.services, uuid4()
+        with self._claiming(run_id, lambda: self.saver.give_back(Claim(run_id, seq, token, 0))) as connection:
+            claimed = steps.claim(
+                connection, run_id, seq, lease_secs=services.lease_secs, worker=services.worker, token=token
+            )
         if claimed is None:
             logger.debug("run %s: step %d is taken or history", run_id, seq)
             return
@@ -79,6 +84,17 @@ class Engine(Control):
             self._do_step(claim, snapshot, agent)
         except LeaseLost as lost:
             logger.info("%s", lost)
+
+    @contextmanager
+    def _claiming(self, run_id: str, give_back: Callable[[], Again]) -> Iterator[Connection]:
+        """A claim whose answer is lost with its connection is given back: who has begun nothing was not interrupted."""
+        try:
+            with self.services.database.autocommit() as connection:
+                yield connection
+        except UnavailableError as error:
+            if getattr(error.__cause__, "connection_invalidated", False):
+                self.go_on(run_id, give_back())
+            raise
 
     def _hand_back(self, claim: Claim, snapshot: Snapshot) -> None:
         known = ", ".join(sorted(self.services.agents)) or "none"
@@ -185,10 +201,10 @@ class Engine(Control):
         return copy_context().run(self._run_call, run_id, seq, index)
 
     def _run_call(self, run_id: str, seq: int, index: int) -> CallEnd:
-        services = self.services
-        with services.database.autocommit() as connection:
+        services, token = self.services, uuid4()
+        with self._claiming(run_id, lambda: self.saver.give_back_call(run_id, seq, index, token)) as connection:
             claimed = calls.claim(
-                connection, run_id, seq, index, lease_secs=services.lease_secs, worker=services.worker
+                connection, run_id, seq, index, lease_secs=services.lease_secs, worker=services.worker, token=token
             )
         if claimed is None:
             logger.debug("run %s: call %d of step %d is taken or history", run_id, index, seq)

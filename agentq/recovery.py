@@ -21,11 +21,12 @@ from agentq.storage.steps import NewEvent
 logger = logging.getLogger(__name__)
 
 
-def sweep(engine: Engine, *, limit: int = 100, mine: Sequence[str] = ()) -> int:
+def sweep(engine: Engine, *, limit: int = 100, mine: Sequence[str] = (), spare_leases: bool = False) -> int:
     """One round; the answer is how much there was to look at. Any number of processes may sweep at the same time.
 
     ``mine`` are living processes of this worker's pool: one may be too busy to renew its lease, as with a tool that
-    never lets go of the interpreter, and is not lost for that.
+    never lets go of the interpreter, and is not lost for that. With ``spare_leases`` those that ran out are left alone:
+    nobody could renew one while the database was away.
     """
     lease_secs = engine.services.lease_secs
     with engine.services.database.autocommit() as connection:
@@ -34,7 +35,7 @@ def sweep(engine: Engine, *, limit: int = 100, mine: Sequence[str] = ()) -> int:
         for due in fading:
             grace_secs = GRACE_SECS + lease_secs / 3
             leases.keep(connection, due, mine=mine, lease_secs=lease_secs, grace_secs=grace_secs)
-    left = [due for due in found if due.kind != "fading"]
+    left = [due for due in found if due.kind != "fading" and not (spare_leases and due.leased)]
     lost = [due for due in left if due.leased or due.kind == "late" or due.status in TERMINAL]
     _each(engine, lost, _look_at)
     _each(engine, [due for due in left if due not in lost], _announce_again)

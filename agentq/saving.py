@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# How long finished work is held while the database is away, for the moment it is back.
+OUTAGE_SECS = 60.0
+
 
 @dataclass(frozen=True)
 class CallEnd:
@@ -71,6 +74,16 @@ class Saver:
         def attempt() -> Again:
             with self._services.database.transaction() as connection:
                 return steps.release(connection, claim, patience_secs=self._services.patience_secs, forgive=True)
+
+        return self._patiently(attempt)
+
+    def give_back_call(self, run_id: str, seq: int, index: int, token: UUID) -> Again:
+        """The same for a call of a batch."""
+
+        def attempt() -> Again:
+            with self._services.database.autocommit() as connection:
+                patience = self._services.patience_secs
+                return Again(calls.unclaim(connection, run_id, seq, index, token, patience_secs=patience, forgive=True))
 
         return self._patiently(attempt)
 
@@ -142,7 +155,7 @@ class Saver:
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         """Save on a fresh connection when the server went away; the fence makes a second try safe."""
-        give_up = time.monotonic() + self._services.lease_secs
+        give_up = time.monotonic() + max(OUTAGE_SECS, self._services.lease_secs)
         pause = 0.1
         while True:
             try:

@@ -20,6 +20,7 @@ from tests.services import Service, Services
 
 SERVICES = pytest.StashKey[Services]()
 EMBEDDED = pytest.StashKey[services.EmbeddedPostgres]()
+POOLER = pytest.StashKey[ExitStack]()
 FORGOTTEN = pytest.StashKey[list[str]]()
 
 # A key in the environment would let a test call a real model, and a setting would change what it tests.
@@ -59,6 +60,11 @@ def found(config: pytest.Config) -> Services:
         config.stash[SERVICES] = services.find(stand_in=None if in_ci else config.stash[EMBEDDED].start)
         if in_ci and (left_out := config.stash[SERVICES].left_out):
             raise pytest.UsageError(f"CI=true leaves nothing out, but there is no {'; no '.join(map(str, left_out))}")
+        if os.environ.get(services.PGBOUNCER_VARIABLE) == "1":
+            config.stash[POOLER] = ExitStack()
+            config.stash[SERVICES] = config.stash[POOLER].enter_context(
+                services.through_pgbouncer(config.stash[SERVICES])
+            )
     return config.stash[SERVICES]
 
 
@@ -81,6 +87,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if EMBEDDED not in config.stash:
         return
+    if POOLER in config.stash:
+        config.stash[POOLER].close()
     if SERVICES in config.stash and config.stash[SERVICES].postgres.url:
         config.stash[FORGOTTEN] = services.drop_forgotten_databases(config.stash[SERVICES])
         if config.stash[FORGOTTEN] and session.exitstatus == pytest.ExitCode.OK:

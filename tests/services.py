@@ -12,7 +12,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from secrets import token_hex
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -24,10 +25,13 @@ from amqp.exceptions import AMQPError
 from psycopg import sql
 
 from agentq import embedded
+from tests.servers import PgBouncer, running
 
 DATABASE_VARIABLE = "AGENTQ_TEST_DATABASE_URL"
 REDIS_VARIABLE = "AGENTQ_TEST_REDIS_URL"
 RABBITMQ_VARIABLE = "AGENTQ_TEST_RABBITMQ_URL"
+# Set to 1, every test database is reached through a PgBouncer in transaction mode.
+PGBOUNCER_VARIABLE = "AGENTQ_TEST_PGBOUNCER"
 
 OLDEST_POSTGRES = 15
 CONNECT_SECS = 2
@@ -62,6 +66,8 @@ class Services:
     postgres: Service
     redis: Service
     rabbitmq: Service
+    # The way to Postgres for the code under test where that is another: through PgBouncer.
+    pooled: str | None = None
 
     @property
     def all(self) -> list[Service]:
@@ -82,7 +88,7 @@ class Services:
     @classmethod
     def load(cls, data: dict[str, Any]) -> "Services":
         services = {name: Service(**data[name]) for name in NAMES}
-        return cls(token=data["token"], **services)
+        return cls(token=data["token"], pooled=data["pooled"], **services)
 
 
 def find(*, stand_in: Callable[[], str] | None) -> Services:
@@ -201,6 +207,21 @@ class EmbeddedPostgres:
 
 
 @contextlib.contextmanager
+def through_pgbouncer(services: Services) -> Iterator[Services]:
+    """The same, with every new database behind a PgBouncer in transaction mode."""
+    url = services.postgres.url
+    assert url
+    folder = tempfile.mkdtemp(prefix="agentq-test-")
+    os.chmod(folder, 0o711)  # it refuses to run as root
+    try:
+        with running(PgBouncer(Path(folder), target=url, pool_size=20)) as pooler:
+            found = replace(services.postgres, note=f"{services.postgres.note} through PgBouncer")
+            yield replace(services, postgres=found, pooled=pooler.url_of(url))
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
 def new_database(services: Services) -> Iterator[str]:
     """The URL of an empty database that is dropped at the end, whoever is still connected."""
     assert services.postgres.url
@@ -210,7 +231,7 @@ def new_database(services: Services) -> Iterator[str]:
         create = sql.SQL("create database {} template template0 encoding 'UTF8' locale 'C'")
         connection.execute(create.format(sql.Identifier(name)))
     try:
-        yield urlsplit(services.postgres.url)._replace(path=f"/{name}").geturl()
+        yield urlsplit(services.pooled or services.postgres.url)._replace(path=f"/{name}").geturl()
     finally:
         _drop(services, [name])
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import kombu
 import psycopg
@@ -19,8 +20,17 @@ def test_a_database_is_empty_speaks_utf8_and_is_gone_afterwards(service_urls: Se
         with psycopg.connect(url) as connection:
             assert connection.execute("show server_encoding").fetchone() == ("UTF8",)
             assert connection.execute("select count(*) from pg_stat_user_tables").fetchone() == (0,)
-    with pytest.raises(psycopg.OperationalError, match="does not exist"):
-        psycopg.connect(url)
+    with psycopg.connect(str(service_urls.postgres.url)) as connection:
+        name = urlsplit(url).path.strip("/")
+        assert connection.execute("select 1 from pg_database where datname = %s", [name]).fetchone() is None
+
+
+def test_a_session_can_have_its_databases_behind_pgbouncer(service_urls: Services) -> None:
+    url_of(service_urls.postgres)
+    with services.through_pgbouncer(service_urls) as pooled, services.new_database(pooled) as url:
+        assert urlsplit(url).netloc == urlsplit(str(pooled.pooled)).netloc != urlsplit(str(pooled.postgres.url)).netloc
+        with psycopg.connect(url) as connection:
+            assert connection.execute("select current_database()").fetchone() == (urlsplit(url).path.strip("/"),)
 
 
 def test_a_test_may_have_several_databases(new_database_url: Callable[[], str]) -> None:

@@ -65,7 +65,7 @@ _REARM = text(f"""
     UPDATE agentq.tool_calls SET
         status = 'announced', announced_at = now(), lease_token = NULL, lease_until = NULL,
         sweep_at = {FIRST_PATIENCE}, attempt = attempt - :forgive
-    WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_token = :token
+    WHERE run_id = :run_id AND index = :index AND lease_token = :token
     RETURNING queue, timeout_secs
 """)
 _LOCK_RUN = text(f"""
@@ -139,10 +139,17 @@ class ClaimedCall:
 
 
 def claim(
-    connection: Connection, run_id: str, seq: int, index: int, *, lease_secs: float, worker: str
+    connection: Connection,
+    run_id: str,
+    seq: int,
+    index: int,
+    *,
+    lease_secs: float,
+    worker: str,
+    token: UUID | None = None,
 ) -> ClaimedCall | None:
     """Take one announced call; None when it is taken, done, or history. Needs an autocommit connection."""
-    token = uuid4()
+    token = token or uuid4()
     values = {"run_id": run_id, "seq": seq, "index": index, "token": token, "lease_secs": lease_secs, "worker": worker}
     return _claimed(connection.execute(_CLAIM, values).first(), token)
 
@@ -164,11 +171,20 @@ def rearm(
     connection: Connection, claimed: ClaimedCall, *, patience_secs: float, forgive: bool = False
 ) -> CallMessage | None:
     """Put a call that may run again back on its lane; ``forgive`` does not count the attempt."""
-    ref = claimed.ref
-    values: dict[str, Any] = {"run_id": ref.run_id, "turn": ref.turn, "index": ref.index, "token": claimed.claim.token}
-    values |= {"forgive": int(forgive), "patience_secs": patience_secs}
+    claim, index = claimed.claim, claimed.call.index
+    return unclaim(
+        connection, claim.run_id, claim.seq, index, claim.token, patience_secs=patience_secs, forgive=forgive
+    )
+
+
+def unclaim(
+    connection: Connection, run_id: str, seq: int, index: int, token: UUID, *, patience_secs: float, forgive: bool
+) -> CallMessage | None:
+    """The same for a call of which only the claim's token is known; nothing happens where that holds nothing."""
+    values: dict[str, Any] = {"run_id": run_id, "index": index, "token": token}
+    values |= {"patience_secs": patience_secs, "forgive": int(forgive)}
     row = connection.execute(_REARM, values).first()
-    return None if row is None else CallMessage(ref.run_id, claimed.claim.seq, ref.index, row.queue, row.timeout_secs)
+    return None if row is None else CallMessage(run_id, seq, index, row.queue, row.timeout_secs)
 
 
 @dataclass(frozen=True)

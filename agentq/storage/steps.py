@@ -94,10 +94,10 @@ _MESSAGE_OF_TURN = text("""
 
 
 def claim(
-    connection: Connection, run_id: str, seq: int, *, lease_secs: float, worker: str
+    connection: Connection, run_id: str, seq: int, *, lease_secs: float, worker: str, token: UUID | None = None
 ) -> tuple[Claim, Snapshot] | None:
     """Take the step after snapshot ``seq``; None when it is taken, not due, or history. Needs an autocommit one."""
-    token = uuid4()
+    token = token or uuid4()
     values = {"run_id": run_id, "seq": seq, "token": token, "lease_secs": lease_secs, "worker": worker}
     row = connection.execute(_CLAIM, values).first()
     try:

@@ -37,6 +37,8 @@ class Worker:
     kind: str
     process: "subprocess.Popen[bytes]"
     log: Path
+    concurrency: int = 1
+    queues: str | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -68,6 +70,7 @@ class Fleet:
     stop_secs: float = 25.0
     app: str = "agentq_workers.main"
     agents: Path = AGENTS
+    db_pool_size: int = 5
     workers: list[Worker] = field(default_factory=list)
 
     @property
@@ -79,6 +82,7 @@ class Fleet:
             queue=self.queue,
             lease_secs=self.lease_secs,
             stop_secs=self.stop_secs,
+            db_pool_size=self.db_pool_size,
         )
 
     @cached_property
@@ -104,7 +108,7 @@ class Fleet:
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
-        worker = Worker(kind, process, log)
+        worker = Worker(kind, process, log, concurrency, queues)
         self.workers.append(worker)
         return worker
 

@@ -40,6 +40,9 @@ def make_app(
         task_create_missing_queues=True,
         worker_prefetch_multiplier=1,
         worker_cancel_long_running_tasks_on_connection_loss=False,
+        # It would be put back by whichever thread has done its task, on the connection that the main thread reads: both
+        # wait for the same answer, and a threads pool takes no more work after a restart of RabbitMQ.
+        worker_enable_prefetch_count_reduction=False,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,  # what a tool prints is no warning of ours
         # Celery gives up on the whole pool when a child is not up in 4 s, as on a machine that is busy.

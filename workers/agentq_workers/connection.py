@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from contextlib import suppress
 from typing import Any
 
 import kombu
@@ -16,7 +15,7 @@ LONGEST_WAIT_SECS = 0.25
 
 
 class Connection(kombu.Connection):
-    """Kombu's, with our waits."""
+    """Kombu's, with our waits, and a loss that always ends in a new connection."""
 
     def ensure_connection(self, *args: Any, **options: Any) -> Any:
         return super().ensure_connection(*args, **(RETRY | options))
@@ -26,19 +25,13 @@ class Connection(kombu.Connection):
             options["timeout"] = min(options["timeout"], LONGEST_WAIT_SECS)
         return super().drain_events(**options)
 
-    def maybe_close_channel(self, channel: Any) -> None:
-        """Kombu's, for Celery ends the worker, with all that it is doing, for what a lost Redis brings here and later.
+    def _do_close_transport(self) -> None:
+        """Leave the transport its way back to the address, which kombu takes away.
 
-        Closing gives messages back, which fails with an AttributeError where the server is gone; so does acknowledging
-        a message of a closed channel when its task ends. Neither is needed: a message is only a wake-up.
+        Messages of a lost connection to Redis are acknowledged, or put back, by number on a new one. Without the
+        address that is an AttributeError in the event loop, which ends the worker and the calls that run in it.
         """
-        with suppress(AttributeError):
-            super().maybe_close_channel(channel)
-        channel.basic_ack = channel.basic_reject = _too_late
-
-
-def _too_late(*_: Any, **__: Any) -> None:
-    pass
+        self._transport = None
 
 
 class WakeUp(bootsteps.StartStopStep):

@@ -58,17 +58,20 @@ class Sweeper:
             logger.warning("leaving without a word: %s", error)
 
     def _run(self) -> None:
-        seen = time.monotonic()
+        seen = spared_until = time.monotonic()
         # Jittered, so that the workers of a fleet do not all look at the same moment.
         period = period_secs(self._runtime.settings.lease_secs)
         while not self._stop.wait(period * random.uniform(0.75, 1.25)):
             try:
                 self._bury()
-                recovery.sweep(self._runtime.engine, mine=[f"{self._runtime.name}/{pid}" for pid in self._alive])
+                mine = [f"{self._runtime.name}/{pid}" for pid in self._alive]
+                recovery.sweep(self._runtime.engine, mine=mine, spare_leases=time.monotonic() < spared_until)
                 if time.monotonic() - seen > SEEN_SECS:
                     self._say_alive()
                     seen = time.monotonic()
             except AgentqError as error:
+                # Whoever is alive renews its leases, and saves what it did meanwhile, before they are taken for lost.
+                spared_until = time.monotonic() + self._runtime.settings.lease_secs
                 logger.warning("the sweep failed, trying again: %s", error)
             except Exception:
                 logger.exception("the sweep failed, trying again")

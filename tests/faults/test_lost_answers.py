@@ -1,0 +1,64 @@
+"""A claim is committed, and the connection is gone before its answer: nothing was begun, so nothing was interrupted."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+
+from agentq import Agent, ToolMessage, UnavailableError, tool
+from agentq.providers.scripted import Call, Scripted
+from agentq.storage.database import Database
+from agentq.wire import BatchMessage, CallMessage
+from tests.engine.drain import Drain
+
+
+@contextmanager
+def the_answer_is_lost(database: Database, table: str) -> Iterator[None]:
+    """The next claim in ``table`` is made, and its connection is lost before the answer."""
+    lost = [True]
+
+    def lose(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if lost and f"UPDATE agentq.{table}" in statement and "claimed_at = now()" in statement:
+            lost.clear()
+            raise OperationalError(
+                "", {}, psycopg.OperationalError("server closed the connection"), connection_invalidated=True
+            )
+
+    event.listen(database.engine, "after_cursor_execute", lose)
+    try:
+        yield
+        assert not lost
+    finally:
+        event.remove(database.engine, "after_cursor_execute", lose)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_claim_whose_answer_is_lost_is_given_back_and_costs_no_call(database: Database, calls: int) -> None:
+    ran: list[int] = []
+
+    @tool
+    def act(n: int) -> str:
+        """Act."""
+        ran.append(n)
+        return "acted"
+
+    test = Agent("test", model=Scripted([[Call("act", {"n": n}) for n in range(calls)], "done"]), tools=[act])
+    drain = Drain(database, test)
+    handle = drain.enqueue(test)
+    while handle.run().phase != "tools":
+        drain.do(drain.wake_ups.pop(0))
+    if calls > 1:
+        drain.do(drain.wake_ups.pop(0))
+        drain.do(next(message for message in drain.wake_ups if isinstance(message, BatchMessage)))
+        drain.wake_ups = [message for message in drain.wake_ups if isinstance(message, CallMessage)]
+    with the_answer_is_lost(database, "runs" if calls == 1 else "tool_calls"), pytest.raises(UnavailableError):
+        drain.do(drain.wake_ups.pop(0))
+    assert ran == []
+    drain.work()
+    assert handle.result().text == "done"
+    assert [m.result.text for m in handle.messages() if isinstance(m, ToolMessage)] == ["acted"] * calls
+    assert sorted(ran) == list(range(calls))
