@@ -131,6 +131,7 @@ class Approval:
     """A call that waits for, or got, a person's decision. ``arguments`` is the JSON text the model sent.
 
     ``kind`` is what is asked: ``"approval"``, may it run; ``"outcome"``, did it take effect before its worker was lost.
+    ``idempotency_key`` is the one its tool gets, or got: what to look for at the destination.
     """
 
     run_id: str
@@ -140,6 +141,7 @@ class Approval:
     status: ApprovalStatus
     requested_at: datetime
     kind: ApprovalKind = "approval"
+    idempotency_key: str = ""
     decided_by: str | None = None
     reason: str | None = None
     decided_at: datetime | None = None

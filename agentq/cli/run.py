@@ -106,7 +106,7 @@ def print_approvals(approvals: Iterable[Approval], *, err: bool = True) -> None:
         ids = f"{approval.run_id} {approval.call_id}"
         click.echo(f"  {approval.tool} {approval.arguments}", err=err)
         if approval.kind == "outcome":
-            click.echo("    its worker was lost while it ran: did it happen?", err=err)
+            click.echo(f"    its worker was lost: did it happen? Its key is {approval.idempotency_key}", err=err)
             click.echo(f"    agentq approvals settle {ids} --happened yes|no|unknown", err=err)
             continue
         click.echo(f"    agentq approvals approve {ids}", err=err)

@@ -28,7 +28,8 @@ _EVENTS = text("""
     SELECT run_id, number, type, at, data FROM agentq.events WHERE run_id = :run_id AND number > :after ORDER BY number
 """)
 _APPROVALS = text("""
-    SELECT run_id, call_id, tool, arguments, status, requested_at, kind, decided_by, reason, decided_at
+    SELECT run_id, call_id, tool, arguments, status, requested_at, kind, decided_by, reason, decided_at,
+        concat_ws(':', run_id, turn, index) AS idempotency_key
     FROM agentq.approvals
     WHERE (CAST(:run_id AS text) IS NULL OR run_id = :run_id) AND (CAST(:status AS text) IS NULL OR status = :status)
     ORDER BY requested_at, run_id, index, number LIMIT :limit

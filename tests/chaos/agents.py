@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentq import Agent, RunContext, ToolMessage, tool
+from agentq import Agent, Happened, NotHappened, RunContext, ToolMessage, tool
 from agentq.messages import AssistantMessage, UserMessage
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Answer, Call, Scripted, Step
@@ -45,6 +45,35 @@ def pay_gated(n: int, secs: float, ctx: RunContext) -> str:
     time.sleep(secs)
     note("end", tool=GATED, key=ctx.idempotency_key, attempt=ctx.attempt)
     return f"{GATED} {n}"
+
+
+def happened(key: str, folder: Path = LOG) -> bool:
+    """Whether the effect of a call is there: what a destination knows."""
+    path = folder / "effects.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return any(f'"key": "{key}"' in line and '"kind": "end"' in line for line in lines)
+
+
+def find_payment(n: int, ctx: RunContext) -> Happened | NotHappened:
+    return Happened(f"pay_probed {n}") if happened(ctx.idempotency_key) else NotHappened()
+
+
+@tool(timeout=TIMEOUT_SECS, on_unknown=find_payment)
+def pay_probed(n: int, secs: float, ctx: RunContext) -> str:
+    """An effect that must not happen twice, and that can be looked for."""
+    note("begin", tool="pay_probed", key=ctx.idempotency_key, attempt=ctx.attempt)
+    time.sleep(secs)
+    note("end", tool="pay_probed", key=ctx.idempotency_key, attempt=ctx.attempt)
+    return f"pay_probed {n}"
+
+
+@tool(timeout=TIMEOUT_SECS, on_unknown="ask")
+def pay_asked(n: int, secs: float, ctx: RunContext) -> str:
+    """An effect that must not happen twice, and that a person can look for."""
+    note("begin", tool="pay_asked", key=ctx.idempotency_key, attempt=ctx.attempt)
+    time.sleep(secs)
+    note("end", tool="pay_asked", key=ctx.idempotency_key, attempt=ctx.attempt)
+    return f"pay_asked {n}"
 
 
 @tool(timeout=TIMEOUT_SECS, idempotent=True)
@@ -109,7 +138,7 @@ def make(
     WEIGHTS[name] = weight
     replies = (len(turns) + 1) * MESSAGES_OF_A_THREAD
     model = Scripted([thinking(name, turns, *thinks)] * replies)
-    return Agent(name, model=model, tools=[pay, look, fetch, *tools], approve=approve)
+    return Agent(name, model=model, tools=[pay, pay_probed, pay_asked, look, fetch, *tools], approve=approve)
 
 
 loop = make("loop", act("pay", 0), act("look", 1), act("pay", 2), act("fetch", 3), weight=3)
@@ -119,4 +148,6 @@ slow_tool = make("slow_tool", act("pay", 0, 0.5, 3.0), act("look", 1, 0.5, 3.0),
 gated = make("gated", [act(GATED, 0), act("look", 1)], weight=3, tools=[pay_gated], approve=[GATED])
 child = make("child", [act("pay", 0), act("look", 1)], weight=0)
 parent = make("parent", [Call("child", {"input": "go"}), act("look", 1)], weight=1.5, tools=[child.as_tool()])
+checked = [act(("pay_probed", "pay_asked")[n % 2], n) for n in range(6)]
+unknown = make("unknown", act("pay_probed", 0), act("pay_asked", 1), checked, weight=3)
 talk = make("talk", act("pay", 0), weight=1.5)

@@ -15,6 +15,7 @@ from tests.chaos.faults import Fault
 DATABASE_FAULTS = "Postgres"
 # From the loss of a worker to the end of its lease, and what the sweep and a backlog take on top.
 EXPLAINED_SECS = 60.0
+FREEZE = "worker frozen"
 
 
 @dataclass
@@ -82,11 +83,20 @@ def lost_effects(evidence: Evidence) -> Iterator[str]:
 
 
 def doubled_effects(evidence: Evidence) -> Iterator[str]:
-    """What is not marked as safe was begun once at most."""
-    safe = {call.key for call in evidence.calls if call.is_safe}
+    """What is not marked as safe was begun once at most; what is looked for before it runs again happened once."""
+    rules = {call.key: call for call in evidence.calls}
     for key, count in _begun(evidence).items():
-        if count > 1 and key not in safe:
+        if count > 1 and not (rules[key].is_safe or rules[key].is_checked):
             yield f"call {key} was begun {count} times"
+    for key, count in _ended(evidence).items():
+        if count > 1 and rules[key].is_checked and not _went_on_later(evidence, key):
+            yield f"call {key} happened {count} times, though it was looked for"
+
+
+def _went_on_later(evidence: Evidence, key: str) -> bool:
+    """A frozen process that goes on does what nobody could know it would still do."""
+    pids = {effect.pid for effect in evidence.effects if effect.key == key}
+    return any(fault.kind == FREEZE and fault.pids & pids for fault in evidence.faults)
 
 
 def incomplete_transcripts(evidence: Evidence) -> Iterator[str]:
@@ -144,8 +154,9 @@ def unexpected_codes(evidence: Evidence) -> Iterator[str]:
     for call in evidence.calls:
         run = evidence.runs[call.run_id]
         may_be = {"success", None}
-        may_be |= {"interrupted"} if not call.is_safe or run.status == "cancelled" else set()
-        may_be |= {"crashed"} if call.is_safe and call.attempt >= MAX_ATTEMPTS else set()
+        is_told = not (call.is_safe or call.is_checked)
+        may_be |= {"interrupted"} if is_told or run.status == "cancelled" else set()
+        may_be |= {"crashed"} if not is_told and call.attempt >= MAX_ATTEMPTS else set()
         may_be |= {"rejected"} if call.tool == GATED else set()
         may_be |= {"cancelled"} if run.status == "cancelled" else set()
         may_be |= {"cancelled", "crashed"} if call.kind == "agent" else set()
@@ -211,15 +222,26 @@ def _begun(evidence: Evidence) -> Counter[str]:
     return Counter(effect.key for effect in evidence.effects if effect.kind == "begin")
 
 
+def _ended(evidence: Evidence) -> Counter[str]:
+    return Counter(effect.key for effect in evidence.effects if effect.kind == "end")
+
+
 def _counts(evidence: Evidence) -> Counter[str]:
-    begun = _begun(evidence)
+    begun, ended = _begun(evidence), _ended(evidence)
     counts = Counter(f"runs {run.status}" for run in evidence.runs.values())
     counts += Counter(f"calls {call.code}" for call in evidence.calls if call.code)
     counts["runs"] = len(evidence.runs)
     counts["calls"] = len(evidence.calls)
     counts["steps"] = sum(event.type == "step" for run in evidence.runs.values() for event in run.events)
     counts["model calls made"] = evidence.model_calls
-    counts["unsafe effects"] = sum(begun[call.key] > 0 for call in evidence.calls if not call.is_safe)
+    counts["unsafe effects"] = sum(
+        begun[call.key] > 0 for call in evidence.calls if not (call.is_safe or call.is_checked)
+    )
+    checked = [(begun[call.key], ended[call.key]) for call in evidence.calls if call.is_checked and begun[call.key]]
+    counts["checked effects"] = len(checked)
+    counts["checked effects begun again"] = sum(begins > 1 for begins, _ in checked)
+    counts["checked effects twice"] = sum(ends > 1 for _, ends in checked)
+    counts["questions"] = evidence.questions
     safe = [begun[call.key] for call in evidence.calls if call.is_safe and begun[call.key]]
     counts["safe effects"], counts["safe effects repeated"] = len(safe), sum(safe) - len(safe)
     return counts

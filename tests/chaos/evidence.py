@@ -56,7 +56,7 @@ class FoundCall:
     kind: str
     status: str
     code: str | None
-    is_safe: bool
+    on_unknown: str
     attempt: int = 0
     is_held: bool = False
     since: float = 0.0
@@ -65,6 +65,15 @@ class FoundCall:
     @property
     def key(self) -> str:
         return f"{self.run_id}:{self.turn}:{self.index}"
+
+    @property
+    def is_safe(self) -> bool:
+        return self.on_unknown == "retry"
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether a probe or a person looks before it runs again."""
+        return self.on_unknown in ("probe", "ask")
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,7 @@ class Effect:
     tool: str
     attempt: int
     at: float
+    pid: int = 0
 
 
 @dataclass
@@ -88,6 +98,7 @@ class Evidence:
     effects: list[Effect] = field(default_factory=list)
     model_calls: int = 0
     pending_approvals: int = 0
+    questions: int = 0
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -95,10 +106,11 @@ _RUNS = """SELECT id, agent, status, parent_run_id, error, message_count, event_
                   lease_token IS NOT NULL OR sweep_at IS NOT NULL, created_at, finished_at FROM agentq.runs"""
 _MESSAGES = "SELECT run_id, position, payload FROM agentq.messages ORDER BY run_id, position"
 _EVENTS = "SELECT run_id, number, type, data, at FROM agentq.events ORDER BY run_id, number"
-_CALLS = """SELECT run_id, turn, index, position, call_id, tool, kind, status, code, idempotent, attempt,
+_CALLS = """SELECT run_id, turn, index, position, call_id, tool, kind, status, code, on_unknown, attempt,
                    lease_token IS NOT NULL OR sweep_at IS NOT NULL, coalesce(claimed_at, announced_at), finished_at
             FROM agentq.tool_calls"""
 _PENDING = "SELECT count(*) FROM agentq.approvals WHERE status = 'pending'"
+_QUESTIONS = "SELECT count(*) FROM agentq.approvals WHERE kind = 'outcome'"
 _OPEN = """SELECT (SELECT count(*) FROM agentq.runs WHERE status NOT IN ('completed', 'failed', 'cancelled')),
                   (SELECT count(*) FROM agentq.runs WHERE lease_token IS NOT NULL OR sweep_at IS NOT NULL)
                   + (SELECT count(*) FROM agentq.tool_calls WHERE lease_token IS NOT NULL OR sweep_at IS NOT NULL)"""
@@ -126,12 +138,13 @@ def gather(server: Server, folder: Path, asked: Asked, faults: list[Fault]) -> E
     calls = [FoundCall(*row[:12], _seconds(row[12]) or 0.0, _seconds(row[13])) for row in server.ask(_CALLS)]
     lines = read_lines(folder / "effects.jsonl")
     effects = [
-        Effect(line["kind"], line["key"], line["tool"], line["attempt"], line["at"])
+        Effect(line["kind"], line["key"], line["tool"], line["attempt"], line["at"], line["pid"])
         for line in lines
         if line["kind"] != "model"
     ]
     ((pending,),) = server.ask(_PENDING)
-    return Evidence(asked, runs, calls, effects, len(lines) - len(effects), pending, faults)
+    ((questions,),) = server.ask(_QUESTIONS)
+    return Evidence(asked, runs, calls, effects, len(lines) - len(effects), pending, questions, faults)
 
 
 def _by_run(rows: Iterable[tuple[str, Any]]) -> dict[str, tuple[Any, ...]]:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from agentq import AgentqError, ApprovalNotPendingError, Client, UnavailableError
-from tests.chaos.agents import MESSAGES_OF_A_THREAD, WEIGHTS
+from agentq import AgentqError, Approval, ApprovalNotPendingError, Client, UnavailableError
+from tests.chaos.agents import MESSAGES_OF_A_THREAD, WEIGHTS, happened
 from tests.chaos.place import Place
 from tests.chaos.workers import Fleet
 
@@ -121,10 +121,17 @@ class Load:
             handle = self._client.handle(approval.run_id)
             # Decided by a try whose answer was lost, or the run was cancelled.
             with suppress(ApprovalNotPendingError):
-                if self._chance.random() < APPROVED_SHARE:
+                if approval.kind == "outcome":
+                    self._look_and_settle(approval)
+                elif self._chance.random() < APPROVED_SHARE:
                     handle.approve(approval.call_id, by="chaos")
                 else:
                     handle.reject(approval.call_id, by="chaos", reason="no")
+
+    def _look_and_settle(self, approval: Approval) -> None:
+        is_there = happened(approval.idempotency_key, self._place.folder)
+        result = f"{approval.tool} found" if is_there else None
+        self._client.handle(approval.run_id).settle(approval.call_id, happened=is_there, result=result, by="chaos")
 
     def _cancel(self) -> None:
         now = time.monotonic()

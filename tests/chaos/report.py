@@ -118,6 +118,12 @@ def _totals(outcome: Outcome) -> list[tuple[str, object]]:
         ("tool calls", f"{found['calls']:,} ({codes})"),
         ("unsafe effects", f"{found['unsafe effects']:,}, each once"),
         (
+            "effects that are looked for before they are begun again",
+            f"{found['checked effects']:,}: {found['checked effects begun again']} begun again, "
+            f"{found['questions']} times a person was asked, "
+            f"{found['checked effects twice']} happened again in a process that had been frozen",
+        ),
+        (
             "safe effects",
             f"{found['safe effects']:,}, repeated {found['safe effects repeated']} times, with the same key",
         ),

@@ -33,7 +33,7 @@ def slow_tool() -> Evidence:
             "tool",
             "done",
             "success",
-            tool == "look",
+            "retry" if tool == "look" else "report",
             1,
             False,
             1.0,
@@ -120,12 +120,35 @@ def test_a_call_that_did_not_come_back_is_lost() -> None:
 def test_a_call_without_its_result_is_lost() -> None:
     evidence = slow_tool()
     evidence.calls.append(
-        replace(evidence.calls[1], index=1, call_id="c2", position=9, code="interrupted", is_safe=False)
+        replace(evidence.calls[1], index=1, call_id="c2", position=9, code="interrupted", on_unknown="report")
     )
     interrupt(evidence, worker="steps-7@vm:7")
     evidence.faults.append(Fault("worker killed", 5.0, 5.0, frozenset({7})))
     change_call(evidence, 0, code="success")
     assert "has no result at 9" in only(audit(evidence), "lost")
+
+
+@pytest.mark.parametrize(
+    ("on_unknown", "lines", "frozen", "is_found"),
+    [
+        ("probe", ["begin"], False, False),
+        ("ask", ["begin"], False, False),
+        ("probe", ["begin", "end"], False, True),
+        ("ask", ["begin", "end"], False, True),
+        ("ask", ["begin", "end"], True, False),
+    ],
+)
+def test_an_effect_that_is_looked_for_may_be_begun_again_and_must_not_happen_again(
+    on_unknown: str, lines: list[str], frozen: bool, is_found: bool
+) -> None:
+    evidence = slow_tool()
+    change_call(evidence, 0, on_unknown=on_unknown)
+    key = evidence.calls[0].key
+    evidence.effects += [Effect(kind, key, "pay", 2, 6.0, pid=7) for kind in lines]
+    if frozen:
+        evidence.faults.append(Fault("worker frozen", 2.0, 6.0, frozenset({7})))
+    verdict = audit(evidence)
+    assert verdict.is_good if not is_found else "happened 2 times" in only(verdict, "doubled")
 
 
 def test_a_success_that_never_happened_is_lost() -> None:

@@ -102,6 +102,8 @@ def test_ask_puts_the_call_before_a_person_and_the_run_waits_with_everything_els
         '{"n": 0}',
         "pending",
     )
+    # Whoever looks at the destination needs the key.
+    assert question.idempotency_key == f"{handle.id}:1:0"
     assert len(outside.effects) == calls
     assert [result.text for result in results(handle)] == [f"charged {n}" for n in range(1, calls)]
     # Nothing is held, announced or looked at while it waits.
