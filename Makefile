@@ -52,7 +52,7 @@ test-matrix: setup ## Kill real workers at every point of a run in every way (so
 # How long make chaos makes faults.
 MINUTES ?= 15
 chaos: setup ## Kill workers, broker and database under load, at random, for MINUTES=15, and audit what is left
-	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) --report docs/reliability.md $(ARGS)
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(filter 15,$(MINUTES)),--report docs/reliability.md) $(ARGS)
 
 check: setup ## Check format, lint, types and the layers of the architecture
 	$(BIN)/ruff format --check

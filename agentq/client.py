@@ -20,6 +20,7 @@ from agentq.inputs import checked_key, checked_limits, checked_tags, checked_tex
 from agentq.messages import Message
 from agentq.providers.registry import resolve
 from agentq.registry import by_name, unknown
+from agentq.results import to_text
 from agentq.run import Approval, Event, Progress, Result, Run, Status
 from agentq.services import Services, patience_secs
 from agentq.storage import enqueue, migrate, queries
@@ -302,24 +303,27 @@ class Handle:
         call_id: str,
         *,
         happened: bool | None,
-        result: str | None = None,
+        result: Any = None,
         reason: str | None = None,
         by: str | None = None,
     ) -> None:
         """Say what became of a call whose worker was lost (an approval of kind ``"outcome"``).
 
-        ``happened=True``: it took effect, and the model gets ``result`` as the tool's; False: it did not, and the tool
-        runs again with the same idempotency key; None: nobody can tell, and the model gets ``interrupted`` with
-        ``reason``. Raises ApprovalNotPendingError when somebody was faster or the run has ended; ConfigError for a
-        result of a call that did not happen.
+        ``happened=True``: it took effect, and the model gets ``result`` as if the tool had returned it; False: it did
+        not, and the tool runs again with the same idempotency key; None: nobody can tell, and the model gets
+        ``interrupted`` with ``reason``. The reason is kept with the decision in any case. Raises
+        ApprovalNotPendingError when somebody was faster or the run has ended; ConfigError for a result of a call that
+        did not happen.
         """
+        if happened not in (True, False, None):
+            raise ConfigError(f"happened is True, False or None (nobody can tell), not {happened!r}")
         if happened is not True and result is not None:
-            raise ConfigError("a call that did not take effect has no result; leave it out, or say happened=True")
+            raise ConfigError("a call that did not take effect has no result; leave it out, or say that it happened")
         self.client.control.settle_call(
             self.id,
             clean(call_id),
             happened=happened,
-            result=clean(result) if result else None,
+            result=None if result is None else to_text(result),
             reason=shown_reason(reason),
             decided_by=shown_name(by or whoami()),
         )

@@ -76,7 +76,7 @@ class Control:
                 connection, snapshot, call_id, status=status, decided_by=decided_by, reason=reason
             )
             control.note(connection, run_id, NewEvent("approval.decided", data))
-            answer = None if happened is False else _told(call, happened=bool(happened), text=result or reason)
+            answer = None if happened is False else _told(call, happened=bool(happened), result=result, reason=reason)
             wake_ups, after = self.saver.settle_asked(connection, snapshot, call, answer)
         self.saver.send(wake_ups)
         self.after(after)
@@ -168,13 +168,13 @@ class Control:
 _OUTCOMES = {True: "happened", False: "not_happened", None: "unknown"}
 
 
-def _told(call: OpenCall, *, happened: bool, text: str | None) -> ToolResult:
+def _told(call: OpenCall, *, happened: bool, result: str | None, reason: str | None) -> ToolResult:
     """A call's result as a person knows it."""
     if happened:
-        said = text or "The tool took effect; its result was lost with its worker."
-        return ToolResult(call_id=call.call_id, name=call.tool, text=to_text(said))
-    result = interrupted(call)
-    return result.model_copy(update={"text": to_text(f"{result.text} {text}")}) if text else result
+        text = result or "The tool took effect; its result was lost with its worker."
+        return ToolResult(call_id=call.call_id, name=call.tool, text=text)
+    unknown = interrupted(call)
+    return unknown.model_copy(update={"text": f"{unknown.text} A person adds: {reason}"}) if reason else unknown
 
 
 def _epitaph(snapshot: Snapshot) -> str:

@@ -157,7 +157,7 @@ class Engine(Control):
         done = run_call(
             snapshot, only, agent, self.services, lease=lease, attempt=claim.attempt, may_have_run=may_have_run
         )
-        return Done(done.as_outcome(only.index), call_data(only.tool, done.result))
+        return Done(done.as_outcome(only.index), call_data(only.tool, done.result) | done.data)
 
     def unclear(self, snapshot: Snapshot, only: OpenCall) -> Done:
         """A step whose only call may have run, and must not run again: a person is asked, or the model told so."""

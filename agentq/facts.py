@@ -124,12 +124,13 @@ class Fleet:
     def gap(self, queue: str, agent: str) -> Gap | None:
         """What is missing for work of ``agent`` on ``queue`` (as the rows name it); None where somebody takes it."""
         name = physical(queue, self._prefix)
-        options = "" if queue in (STEP_QUEUE, TOOL_QUEUE) else f" --only tools --queues {name}"
+        options = {STEP_QUEUE: "", TOOL_QUEUE: " --only tools"}.get(queue, f" --only tools --queues {name}")
+        fix = f"agentq worker{options} --agents PLACES"
         if self.is_empty:
-            return Gap(f"a worker on queue {name}: no worker is running", f"agentq worker{options}")
+            return Gap(f"a worker on queue {name}: no worker is running", fix)
         if not self._on(queue):
-            return Gap(f"a worker on queue {name}: no running worker consumes it", f"agentq worker{options}")
+            return Gap(f"a worker on queue {name}: no running worker consumes it", fix)
         if not any(agent in worker.agents for worker in self._on(queue)):
             what = f"a worker that has agent {agent!r}: none of those on queue {name} has it"
-            return Gap(what, f"agentq worker{options} --agents PLACES, with the agent in them")
+            return Gap(what, f"{fix}, with the agent in them")
         return None

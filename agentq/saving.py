@@ -91,7 +91,7 @@ class Saver:
         self, ref: CallRef, done: CallDone, token: UUID | None, data: dict[str, Any]
     ) -> tuple[CallEnd, Snapshot]:
         """Save one call of a batch; the last to come back takes the run on. Raises LeaseLost when it is not ours."""
-        event = NewEvent("call", {"index": ref.index} | data | call_data(done.result.name, done.result))
+        event = NewEvent("call", {"index": ref.index} | data | done.data | call_data(done.result.name, done.result))
 
         def attempt() -> tuple[CallEnd, Snapshot]:
             with self._services.database.transaction() as connection:

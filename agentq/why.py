@@ -33,7 +33,7 @@ _ASKED: Mapping[str, tuple[str, str]] = {
         "agentq approvals approve {ids}, or agentq approvals reject {ids} --reason '…'",
     ),
     "outcome": (
-        "a person's word on {tool} ({call_id}), whose worker was lost: did it happen?",
+        "a person's word on {tool} ({call_id}, key {key}), whose worker was lost or stopped: did it happen?",
         "agentq approvals settle {ids} --happened yes|no|unknown",
     ),
 }
@@ -164,7 +164,9 @@ def can_cancel(run: RunFacts) -> bool:
 
 
 def _sweep(scene: Scene, does: str) -> str:
-    return "start one: agentq worker" if scene.fleet.is_empty else f"the sweep of any running worker {does}"
+    if scene.fleet.is_empty:
+        return "start one: agentq worker --agents PLACES"
+    return f"the sweep of any running worker {does}"
 
 
 # ---------------------------------------------------------------------------------------------- steps
@@ -174,7 +176,7 @@ def _step(scene: Scene, run: RunFacts) -> Wait:
     name, call_id = _step_name(run)
     if _is_lost(scene, run):
         return _lost(scene, run, name, call_id)
-    moves = "its end; were the worker lost, another one takes it over when the lease ends"
+    moves = "its end; were the worker lost, others see to it when the lease ends"
     if run.cancel_requested:
         moves = "its end, which ends the run as cancelled"
     what = f"{name}, which worker {run.worker} is at{_attempt(run.attempt)}"
@@ -248,6 +250,7 @@ def _persons(run: RunFacts) -> list[Wait]:
 def _person(run: RunFacts, approval: ApprovalFacts) -> Wait:
     what, moves = _ASKED.get(approval.kind, _ASKED["approval"])
     words = {"tool": approval.tool, "call_id": approval.call_id, "ids": f"{run.id} {approval.call_id}"}
+    words["key"] = f"{run.id}:{run.turn}:{approval.index}"
     return Wait("person", what.format(**words), moves.format(**words), approval.requested_at, call_id=approval.call_id)
 
 

@@ -27,7 +27,7 @@ def ls(given: dict[str, Any], /, *, run_id: str | None, decided_too: bool, as_js
         for approval in found:
             print_json(approval_json(approval))
         return
-    print_table(("RUN", "CALL", "STATUS", "ASKS", "AGE", "BY", "TOOL", "ARGUMENTS"), map(_row, found), status=2)
+    print_table(("RUN", "CALL", "STATUS", "ASKS", "AGE", "BY", "TOOL", "KEY", "ARGUMENTS"), map(_row, found), status=2)
 
 
 def _row(approval: Approval) -> tuple[Any, ...]:
@@ -39,6 +39,8 @@ def _row(approval: Approval) -> tuple[Any, ...]:
         age(approval.requested_at),
         approval.decided_by,
         approval.tool,
+        # What to look for at the destination.
+        approval.idempotency_key if approval.kind == "outcome" else "",
         approval.arguments,
     )
 
@@ -84,6 +86,10 @@ def settle(
 ) -> None:
     """Say whether a call took effect whose worker was lost (it asks "did it happen")."""
     answer = {"yes": True, "no": False, "unknown": None}[happened]
+    if result is not None and not answer:
+        raise click.UsageError(f"--happened {happened} has no result; --result goes with --happened yes")
+    if reason is not None and answer is not None:
+        raise click.UsageError("--reason goes with --happened unknown")
     with options.reading_client(given) as client:
         client.handle(run_id).settle(call_id, happened=answer, result=result, reason=reason, by=by)
     click.echo(f"settled {call_id} of run {run_id}: happened: {happened}")

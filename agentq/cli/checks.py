@@ -182,7 +182,9 @@ def _agents(site: Site) -> Sequence[Finding]:
         return [Finding("WARN", "agents", "none is known: no worker ever had one, and AGENTQ_AGENTS names none", fix)]
     if workers and lost:
         return [Finding("WARN", "agents", f"no running worker has {', '.join(lost)}", "restart the workers")]
-    return [Finding("OK", "agents", ", ".join(sorted(set(site.agents) | set(ever))))]
+    told = ", ".join(sorted(served or set(site.agents) | set(ever)))
+    others = sorted(set(ever) - served) if served else []
+    return [Finding("OK", "agents", told + (f"; no running worker has {', '.join(others)}" if others else ""))]
 
 
 def _queues(site: Site) -> Sequence[Finding]:
@@ -191,8 +193,9 @@ def _queues(site: Site) -> Sequence[Finding]:
     steps, tools = site.settings.queue, tool_queues(site.settings, site.agents.values())
     findings = [_silent(worker) for worker in workers if _silence(worker) > SILENCE_SECS]
     for queue in (steps, *tools):
-        consumers = sum(queue in worker.queues for worker in workers)
-        fix = "agentq worker" if queue in (steps, tools[0]) else f"agentq worker --only tools --queues {queue}"
+        consumers = sum(queue in worker.queues for worker in workers if _silence(worker) <= SILENCE_SECS)
+        only = "" if queue == steps else " --only tools" + ("" if queue == tools[0] else f" --queues {queue}")
+        fix = f"agentq worker{only} --agents PLACES"
         if consumers:
             findings.append(Finding("OK", "queues", f"{queue}: {count(consumers, 'worker')}"))
         else:

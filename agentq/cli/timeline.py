@@ -42,9 +42,24 @@ def _step(data: dict[str, Any]) -> str:
         words.append(f"{data['input_tokens']} in / {data.get('output_tokens') or 0} out")
     if data.get("retry"):
         words.append(f"retry: {data['retry']}")
+    if data.get("probe"):
+        words.append(f"looked for: {data['probe']}")
     if data.get("attempt", 1) > 1:
         words.append(f"attempt {data['attempt']}")
+    if data.get("lost_worker"):
+        words.append(f"its worker was lost or stopped: {data['lost_worker']}")
     return "  ".join(words)
+
+
+def _decision(data: dict[str, Any]) -> str:
+    return str(data.get("decision")).replace("_", " ")
+
+
+def _asks(data: dict[str, Any]) -> str:
+    if data.get("kind") != "outcome":
+        return ""
+    lost = f", its worker was lost or stopped: {data['lost_worker']}" if data.get("lost_worker") else ""
+    return f"  did it happen?{lost}"
 
 
 _WORDS: dict[str, Words] = {
@@ -53,8 +68,8 @@ _WORDS: dict[str, Words] = {
     "call": _step,
     "step.failed": lambda data: f"{data.get('phase')} failed with {data.get('error')}, tried again",
     "step.recovered": lambda data: f"the {data.get('phase')} step goes on: its worker was lost",
-    "approval.requested": lambda data: f"{data.get('tool')}  {data.get('call_id')}",
-    "approval.decided": lambda data: f"{data.get('decision')} by {data.get('by')}  {data.get('call_id')}",
+    "approval.requested": lambda data: f"{data.get('tool')}  {data.get('call_id')}{_asks(data)}",
+    "approval.decided": lambda data: f"{_decision(data)} by {data.get('by')}  {data.get('call_id')}",
     "run.ended": lambda data: " ".join(str(data[name]) for name in ("status", "reason") if data.get(name)),
 }
 _COLOURS = {

@@ -31,10 +31,19 @@ _MESSAGE_CHARS = 4_000
 
 @dataclass(frozen=True)
 class CallDone:
-    """What one call brought: its result, and the run's end where a hook or ``on_tool_exception="fail"`` wants it."""
+    """What one call brought: its result, and the run's end where a hook or ``on_tool_exception="fail"`` wants it.
+
+    ``probe`` is what a tool's probe said of an earlier attempt, where it was asked.
+    """
 
     result: ToolResult
     ends: HookEnded | ErrorInfo | None = None
+    probe: str | None = None
+
+    @property
+    def data(self) -> dict[str, str]:
+        """For the event: what a probe said."""
+        return {"probe": self.probe} if self.probe else {}
 
     def as_outcome(self, index: int) -> CallsFinished | HookEnded:
         """For a step that runs its only call itself."""
@@ -72,7 +81,8 @@ def run_call(
         return CallDone(ToolResult.error(asked, "cancelled", "Not run: a hook ended the run."), HookEnded(end.output))
     call = replace(call, timeout_secs=_bounded(call, snapshot))
     probed = _probe(asked, call, agent, ctx, lease) if may_have_run and call.on_unknown == "probe" else None
-    done = probed or _run(asked, call, agent, ctx, lease)
+    done = probed if probed and probed.probe != NOT_HAPPENED else _run(asked, call, agent, ctx, lease)
+    done = replace(done, probe=probed.probe) if probed else done
     try:
         call_hooks(agent, lambda hook: hook.after_tool(ctx, done.result), faults)
     except EndRun as end:
@@ -96,12 +106,14 @@ def _bounded(call: OpenCall, snapshot: Snapshot) -> float:
     return call.timeout_secs if left is None else min(call.timeout_secs, max(left, 0.001))
 
 
-def _probe(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lease: Lease) -> CallDone | None:
-    """What the destination says of an earlier attempt; None where nothing took effect, so that the tool may run."""
+NOT_HAPPENED = "not happened"
+
+
+def _probe(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lease: Lease) -> CallDone:
+    """What the destination says of an earlier attempt. With NOT_HAPPENED its result means nothing: the tool may run."""
     tool = agent.tools.get(call.tool)
     if tool is None or tool.probe is None:
-        # A deploy has taken the probe away.
-        return CallDone(interrupted(call))
+        return CallDone(interrupted(call), probe="not there any more")
     try:
         arguments = tool.probe.bind(tool.parameters.parse(asked.arguments), ctx)
         answer = invoke(
@@ -110,10 +122,14 @@ def _probe(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, l
     except (Exception, SystemExit, ToolTimeoutError) as error:
         if is_stopped(error):
             raise
-        logger.warning("the on_unknown function of tool %s: %s", asked.name, type(error).__name__)
+        # Its text may hold what the run is about: only for those who ask for it.
+        what = type(error).__name__
+        logger.warning("the on_unknown function of tool %s: %s (AGENTQ_LOG_LEVEL=DEBUG shows more)", asked.name, what)
         logger.debug("the on_unknown function of tool %s", asked.name, exc_info=True)
-        return CallDone(interrupted(call))
-    return None if answer is None else CallDone(ToolResult(call_id=asked.id, name=asked.name, text=answer))
+        return CallDone(interrupted(call), probe=f"failed with {what}")
+    if answer is None:
+        return CallDone(interrupted(call), probe=NOT_HAPPENED)
+    return CallDone(ToolResult(call_id=asked.id, name=asked.name, text=answer), probe="happened")
 
 
 def _answer(value: Any) -> str | None:

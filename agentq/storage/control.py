@@ -115,7 +115,12 @@ def _reject(connection: Connection, snapshot: Snapshot, call: OpenCall, reason: 
 
 _ASKS = {
     "approval": "asks whether it may run: approve or reject it",
-    "outcome": "asks whether it took effect: answer with handle.settle() or agentq approvals settle",
+    "outcome": "asks whether it took effect: agentq approvals settle {run_id} {call_id} --happened yes|no|unknown",
+}
+_SAID = {
+    "happened": "said to have happened",
+    "not_happened": "said not to have happened",
+    "unknown": "said to be unknown for good",
 }
 
 
@@ -124,10 +129,11 @@ def _not_pending(connection: Connection, run_id: str, call_id: str, kind: Approv
     if row is None:
         return ApprovalNotPendingError(f"run {run_id} has no call {call_id!r} that waits for a person", call_id=call_id)
     if row.status == "pending" and row.kind != kind:
-        return ApprovalNotPendingError(f"call {call_id!r} {_ASKS[row.kind]}", call_id=call_id, status=row.status)
+        asks = _ASKS[row.kind].format(run_id=run_id, call_id=call_id)
+        return ApprovalNotPendingError(f"call {call_id!r} {asks}", call_id=call_id, status=row.status)
     who = f" by {row.decided_by}" if row.decided_by else ""
     return ApprovalNotPendingError(
-        f"call {call_id!r} is {row.status}{who} since {row.decided_at:%Y-%m-%d %H:%M:%S %Z}",
+        f"call {call_id!r} is {_SAID.get(row.status, row.status)}{who} since {row.decided_at:%Y-%m-%d %H:%M:%S %Z}",
         call_id=call_id,
         status=row.status,
         decided_by=row.decided_by,

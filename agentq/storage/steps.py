@@ -232,7 +232,9 @@ _CLOSE_CALL = text("""
     WHERE run_id = :run_id AND turn = :turn AND index = :index
 """)
 _ASK_CALL = text("""
-    UPDATE agentq.tool_calls SET status = 'asked', lease_token = NULL, lease_until = NULL, sweep_at = NULL
+    UPDATE agentq.tool_calls SET
+        status = 'asked', lease_token = NULL, lease_until = NULL, sweep_at = NULL,
+        attempt = greatest(attempt, 1)  -- a step that ran its only call itself has counted for it
     WHERE run_id = :run_id AND turn = :turn AND index = :index
 """)
 _INSERT_APPROVAL = text("""

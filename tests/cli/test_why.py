@@ -104,11 +104,11 @@ def test_the_doctor_tells_runs_without_a_worker_apart_and_they_are_no_failure(
     assert done.code == 0
     queue = installation.settings["AGENTQ_QUEUE"]
     assert f"WARN  no worker   1 run of test since 5m: waits for a worker on queue {queue}: no worker is" in done.out
-    assert f"fix: agentq worker; see: agentq why {run_id}\n" in done.out
+    assert f"fix: agentq worker --agents PLACES; see: agentq why {run_id}\n" in done.out
     found = installation("doctor", "--stuck", "--json").json
     assert (found["ok"], found["stuck"]) == (True, [])
     (waiting,) = found["waiting_for_a_worker"]
-    assert (waiting["oldest"], waiting["runs"], waiting["gap"]["fix"]) == (run_id, 1, "agentq worker")
+    assert (waiting["oldest"], waiting["runs"], waiting["gap"]["fix"]) == (run_id, 1, "agentq worker --agents PLACES")
 
 
 def test_the_doctor_cannot_look_for_runs_where_there_is_no_database(installation: Program) -> None:

@@ -292,7 +292,10 @@ class Situation:
 
 
 _FREE = ("pickup", ("a worker to take act (call_0)", "first free one of 1"))
-_ASKED = ("person", ("pay (call_0), whose worker was lost: did it happen?", "approvals settle run_"))
+_ASKED = (
+    "person",
+    ("pay (call_0, key run_", ":1:0), whose worker was lost or stopped: did it happen?", "approvals settle run_"),
+)
 _LANE = ("lane", ("a free lane for act (call_8): 8 calls run at a time",))
 _NO_WORKER = ("worker", ("no worker is running", "start one: agentq worker"))
 
@@ -307,7 +310,7 @@ SITUATIONS = (
         queued_where_nobody_consumes, (("worker", ("queue agentq: no running worker consumes it", "agentq worker")),)
     ),
     Situation(agent_nobody_has, (("worker", ("has agent 'test'", "agentq worker --agents")),)),
-    Situation(model_call, (("step", ("the recall or model call, which worker drain is at", "takes it over")),)),
+    Situation(model_call, (("step", ("the recall or model call, which worker drain is at", "see to it")),)),
     Situation(model_call_to_be_cancelled, (("step", ("ends the run as cancelled",)),)),
     Situation(lost_step, (("lost", ("worker drain was lost", "start one: agentq worker")),)),
     Situation(lost_step_with_a_worker, (("lost", ("recall or model call", "within seconds")),)),

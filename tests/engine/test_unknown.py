@@ -22,6 +22,7 @@ class Outside:
     def __init__(self, *, lost: bool = False) -> None:
         self.effects: list[str] = []
         self.attempts: list[str] = []
+        self.numbers: list[int] = []
         self.asked: list[tuple[str, int]] = []
         # Whether the process dies before the effect, or after it.
         self.lost = lost
@@ -30,6 +31,7 @@ class Outside:
     def charge(self, n: int, ctx: RunContext) -> str:
         """Take money; the first call's process dies."""
         self.attempts.append(ctx.idempotency_key)
+        self.numbers.append(ctx.attempt)
         if n == 0 and self.deaths and self.lost:
             self.deaths -= 1
             raise Died
@@ -117,6 +119,8 @@ def test_ask_puts_the_call_before_a_person_and_the_run_waits_with_everything_els
     [
         ({"happened": True, "result": "receipt 7"}, None, "receipt 7"),
         ({"happened": True}, None, "took effect"),
+        ({"happened": True, "result": {"receipt": 7}}, None, '"receipt"'),
+        ({"happened": True, "reason": "seen at the bank"}, None, "took effect"),
         ({"happened": None, "reason": "the bank does not answer"}, "interrupted", "the bank does not answer"),
         ({"happened": None}, "interrupted", "may or may not have taken effect"),
     ],
@@ -148,6 +152,8 @@ def test_a_call_that_did_not_happen_runs_again_with_the_same_key(database: Datab
     assert handle.result().text == "done"
     assert [result.text for result in results(handle)] == [f"charged {n}" for n in range(calls)]
     assert outside.attempts.count(f"{handle.id}:1:0") == 2
+    # A tool may look at its attempt to know whether it is the first.
+    assert outside.numbers == [1] * calls + [2]
     assert len(outside.effects) == calls
 
 
@@ -205,6 +211,8 @@ def test_an_answer_fits_its_question(database: Database) -> None:
         handle.settle(call_id, happened=True)
     with pytest.raises(ConfigError, match="has no result"):
         handle.settle(call_id, happened=False, result="5")
+    with pytest.raises(ConfigError, match="happened is True, False or None"):
+        handle.settle(call_id, happened="yes")  # type: ignore[arg-type]
     assert handle.status() == "waiting"
 
 
@@ -212,7 +220,7 @@ def test_one_answer_counts_and_the_next_person_learns_of_it(database: Database) 
     drain, handle = died(database, Outside(), "ask", BATCH)
     call_id = handle.result().approvals[0].call_id
     handle.settle(call_id, happened=True, by="ann")
-    with pytest.raises(ApprovalNotPendingError, match="is happened by ann"):
+    with pytest.raises(ApprovalNotPendingError, match="said to have happened by ann"):
         handle.settle(call_id, happened=False, by="bob")
     drain.work()
     assert handle.result().text == "done"

@@ -41,6 +41,7 @@ class Departure:
     def begin(self) -> None:
         """Let the pool finish what it has, for as long as the settings say."""
         self._begun = True
+        self._sweeper.leave()
         threading.Thread(target=self._give_up, name="agentq-departure", daemon=True).start()
 
     def _give_up(self) -> None:

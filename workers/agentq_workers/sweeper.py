@@ -33,6 +33,7 @@ class Sweeper:
         self._children = children
         self._alive: set[int] = set()
         self._dead: set[int] = set()
+        self._is_leaving = False
         self._pool = pool
         self._queues = list(queues)
         self._stop = threading.Event()
@@ -85,7 +86,14 @@ class Sweeper:
             recovery.take_back(self._runtime.engine, f"{self._runtime.name}/{pid}")
             self._dead.discard(pid)
 
+    def leave(self) -> None:
+        """Go on looking, but take nothing new: nobody is to count on this worker."""
+        self._is_leaving = True
+        self.say_gone()
+
     def _say_alive(self) -> None:
         runtime = self._runtime
+        if self._is_leaving:
+            return
         with runtime.database.autocommit() as connection:
             leases.seen(connection, runtime.name, pool=self._pool, queues=self._queues, agents=sorted(runtime.agents))
