@@ -29,7 +29,7 @@ def test_a_run_that_waits_for_a_person_names_who_since_when_and_the_command(
 def test_a_run_without_a_worker_names_the_queue_of_this_installation(installation: Program, stage: Stage) -> None:
     out = installation("why", situations.queued_without_workers(stage).id).out
     assert f"waits for a worker on queue {installation.settings['AGENTQ_QUEUE']}: no worker is running" in out
-    assert "what moves it: start one: agentq worker (next looked at 20" in out
+    assert "what moves it: start one: agentq worker --agents PLACES (next looked at 20" in out
 
 
 def test_a_step_under_way_shows_its_lease_and_that_it_is_to_be_cancelled(installation: Program, stage: Stage) -> None:
