@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-crash test-matrix test-faults test-pgbouncer chaos check fmt wheel clean
+.PHONY: help setup demo test test-crash test-matrix test-machine test-faults test-pgbouncer chaos check fmt wheel clean
 
 BIN := .venv/bin
 # The newest Python of at least 3.11 that can make a virtual environment.
@@ -53,6 +53,12 @@ test-matrix: setup ## Kill real workers at every point of a run in every way (so
 MINUTES ?= 15
 chaos: setup ## Kill workers, broker and database under load, at random, for MINUTES=15, and audit what is left
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(filter 15,$(MINUTES)),--report docs/reliability.md) $(ARGS)
+
+# A failure is found again with the seed that is printed: make test-machine SEED=123
+SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+test-machine: setup ## Let everything happen to runs in random orders, for some ten minutes or more
+	@echo "SEED=$(SEED)"
+	@AGENTQ_TEST_MACHINE_EXAMPLES=500 $(BIN)/pytest tests/engine/test_state_machine.py --hypothesis-seed=$(SEED) $(ARGS)
 
 check: setup ## Check format, lint, types and the layers of the architecture
 	$(BIN)/ruff format --check

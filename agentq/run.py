@@ -55,7 +55,10 @@ class Progress(BaseModel):
 
 @dataclass(frozen=True)
 class OpenCall:
-    """One call of the open turn: where its result goes, how it may run, and whether it has come back."""
+    """One call of the open turn: where its result goes, how it may run, and whether it has come back.
+
+    ``begun`` says that a worker has started on it, be it one that was lost: it may have taken effect.
+    """
 
     index: int
     position: int
@@ -67,6 +70,7 @@ class OpenCall:
     on_unknown: OnUnknown = "report"
     needs_approval: bool = False
     status: CallStatus = "pending"
+    begun: bool = False
 
     @property
     def may_run_again(self) -> bool:
@@ -110,6 +114,12 @@ class Snapshot:
     @property
     def pending(self) -> tuple[OpenCall, ...]:
         return tuple(call for call in self.calls if call.status != "done")
+
+    @property
+    def only_call(self) -> OpenCall | None:
+        """The call that a tools step runs itself, None where it fans out."""
+        pending = self.pending if self.phase == "tools" else ()
+        return pending[0] if len(pending) == 1 and pending[0].kind == "tool" else None
 
     def close_call(self, index: int) -> "Snapshot":
         done = tuple(replace(call, status="done") if call.index == index else call for call in self.calls)

@@ -244,9 +244,7 @@ class Saver:
 
 
 def only_call(snapshot: Snapshot) -> OpenCall | None:
-    """The call that a tools step runs itself, None where it fans out."""
-    pending = snapshot.pending if snapshot.phase == "tools" else ()
-    return pending[0] if len(pending) == 1 and pending[0].kind == "tool" else None
+    return snapshot.only_call
 
 
 def call_data(tool: str, result: ToolResult) -> dict[str, Any]:

@@ -397,9 +397,9 @@ def _end(snapshot: Snapshot, ending: Ending) -> Transition:
 
 
 def _unfinished(call: OpenCall) -> ToolResult:
-    if call.status in ("running", "asked"):
+    if call.begun or call.status in ("running", "asked"):
         return _result(
-            call, "interrupted", "The run ended while this call was running: it may or may not have taken effect."
+            call, "interrupted", "The run ended before this call came back: it may or may not have taken effect."
         )
     if call.kind == "agent":
         # Its own run may be anywhere between its start and its end.

@@ -36,7 +36,7 @@ from agentq.wire import CallMessage
 
 _RUN = snapshot_columns("r")
 _CALL = f"""c.index AS call_index, c.position, c.call_id, c.tool, c.kind, c.queue, c.timeout_secs, c.on_unknown,
-    c.needs_approval, c.status AS call_status, c.attempt, c.worker,
+    c.needs_approval, c.status AS call_status, c.attempt > 0 AS begun, c.attempt, c.worker,
     c.announced_at <= {FORGOT_AT} AS forgotten"""
 
 _CLAIM = text(f"""

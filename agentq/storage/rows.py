@@ -1,7 +1,7 @@
 """Rows of the database as the words of ``run.py``, and back."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -25,7 +25,7 @@ def snapshot_columns(table: str) -> str:
 SNAPSHOT_COLUMNS = f"{snapshot_columns('runs')}, runs.attempt"
 CALL_COLUMNS = (
     "index AS call_index, position, call_id, tool, kind, queue, timeout_secs, on_unknown, needs_approval, "
-    "status AS call_status"
+    "status AS call_status, attempt > 0 AS begun"
 )
 
 
@@ -65,7 +65,7 @@ def dump(value: Any) -> str:
 
 
 def to_snapshot(row: Row[Any], calls: tuple[OpenCall, ...] = ()) -> Snapshot:
-    return Snapshot(
+    snapshot = Snapshot(
         run_id=row.id,
         agent=row.agent,
         seq=row.seq,
@@ -81,6 +81,11 @@ def to_snapshot(row: Row[Any], calls: tuple[OpenCall, ...] = ()) -> Snapshot:
         context=json.loads(row.context),
         age_secs=float(row.age_secs),
     )
+    # A step that runs its only call itself counts the attempts for it.
+    only = snapshot.only_call
+    if only is None or row.attempt == 0:
+        return snapshot
+    return replace(snapshot, calls=tuple(replace(c, begun=True) if c == only else c for c in calls))
 
 
 def to_open_call(row: Row[Any]) -> OpenCall:
@@ -95,6 +100,7 @@ def to_open_call(row: Row[Any]) -> OpenCall:
         on_unknown=row.on_unknown,
         needs_approval=row.needs_approval,
         status=row.call_status,
+        begun=row.begun,
     )
 
 

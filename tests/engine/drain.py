@@ -92,8 +92,9 @@ class Drain:
             "runs": ("lease_until", "sweep_at", "due_at", "claimed_at"),
             "tool_calls": ("lease_until", "sweep_at", "announced_at", "claimed_at"),
         }
-        # Not back to before the server's last crash: that means something of its own, see Claim.forgotten.
-        aged = "greatest({0} - make_interval(secs => {1}), pg_stat_get_bgwriter_stat_reset_time())"
+        # Not back to the server's last crash or before it: that means something of its own, see Claim.forgotten.
+        last_crash = "pg_stat_get_bgwriter_stat_reset_time()"
+        aged = f"greatest({{0}} - make_interval(secs => {{1}}), least({{0}}, {last_crash} + interval '1 ms'))"
         with self.database.transaction() as connection:
             for table, names in columns.items():
                 changes = ", ".join(

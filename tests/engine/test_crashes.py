@@ -282,6 +282,22 @@ def test_a_cancelled_run_says_of_a_call_lost_with_its_worker_that_it_may_have_ta
         assert [r.code for r in results(handle)] == ["interrupted"] + ["cancelled"] * (calls - 1)
 
 
+def test_a_call_that_is_to_be_repeated_is_not_said_not_to_have_run_when_its_run_ends_before(database: Database) -> None:
+    for calls in (1, 3):
+        world = World()
+        test = world.agent(idempotent=True, calls=calls)
+        drain = Drain(database, test, probe=die_once("effect", "tools" if calls == 1 else "call"))
+        handle = drain.enqueue(test)
+        with pytest.raises(Died):
+            drain.work()
+        drain.age(20)
+        drain.sweep()
+        handle.cancel()
+        assert handle.status() == "cancelled"
+        assert len(world.effects) == 1
+        assert [r.code for r in results(handle)] == ["interrupted"] + ["cancelled"] * (calls - 1)
+
+
 def test_a_pool_that_ends_its_process_is_not_a_failure_of_the_tool(database: Database) -> None:
     ran: list[int] = []
 

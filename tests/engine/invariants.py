@@ -1,0 +1,348 @@
+"""What must hold of every run at every moment, read from the tables and compared with what really happened."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg.rows import namedtuple_row
+
+from agentq.limits import MAX_ATTEMPTS, MAX_CALLS_PER_REPLY, MAX_LANES
+from agentq.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, load_message
+from agentq.run import TERMINAL
+from tests.engine.scripts import NUDGE, REPEATED, TOOLS, Reality
+
+Row = Any
+
+LEASE_SECS = 15
+# The longest wait that is not a person's: a provider's hint of two minutes, and a tenth of it for jitter.
+LONGEST_WAIT_SECS = 132
+
+# Results that say that the call was not run.
+NOT_RUN = frozenset({"skipped", "unknown_tool", "invalid_arguments", "rejected", "cancelled", "limit_exceeded"})
+# Results that say that a worker was lost in the call.
+LOST = frozenset({"interrupted", "crashed", "timeout"})
+# Columns that may still change when a run has ended: its family is told, and the tests let time pass.
+_LOOSE = frozenset({"sweep_at", "due_at", "claimed_at"})
+
+
+@dataclass
+class RunRows:
+    """One run as it is stored, and the runs that its calls have started."""
+
+    row: Row
+    prefix: int = 0
+    calls: list[Row] = field(default_factory=list)
+    messages: dict[int, Message] = field(default_factory=dict)
+    events: list[Row] = field(default_factory=list)
+    approvals: list[Row] = field(default_factory=list)
+    children: list["RunRows"] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        return str(self.row.id)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.row.status in TERMINAL
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        return dict(json.loads(self.row.progress))
+
+    @property
+    def open_calls(self) -> list[Row]:
+        return [call for call in self.calls if call.status != "done" and call.turn == self.row.turn]
+
+    @property
+    def replies(self) -> dict[int, AssistantMessage]:
+        return {place: message for place, message in self.messages.items() if isinstance(message, AssistantMessage)}
+
+    def story(self) -> str:
+        """The run for the one who looks for the fault."""
+        row = {name: value for name, value in self.row._asdict().items() if value is not None}
+        calls = [f"{c.turn}:{c.index} {c.tool} {c.status} {c.code} {c.lease_until} {c.sweep_at}" for c in self.calls]
+        events = [f"{event.number} {event.type} {event.data}" for event in self.events]
+        return "\n".join(map(str, [row, *calls, *self.messages.items(), *events]))
+
+    def result(self, call: Row) -> ToolResult | None:
+        message = self.messages.get(call.position)
+        return message.result if isinstance(message, ToolMessage) else None
+
+
+class Watch:
+    """Looks at all runs, and remembers what may not change any more."""
+
+    def __init__(self, connection: psycopg.Connection[Any], reality: Reality, mishaps: Counter[str]) -> None:
+        self._connection = connection
+        self._reality = reality
+        self._mishaps = mishaps
+        self._seen: dict[str, RunRows] = {}
+        self._forbidden: list[str] = []
+
+    def forbid(self, happened: object, what: str) -> None:
+        """For what is noticed in a body, where an assertion would be taken for a failure of the user's code."""
+        if happened:
+            self._forbidden.append(what)
+
+    def check(self) -> None:
+        assert self._forbidden == []
+        runs = self._read()
+        assert set(self._seen) <= set(runs), "a run has vanished"
+        for run in runs.values():
+            self._check(run)
+        _one_open_run_a_thread(runs.values())
+        self._seen = runs
+
+    def _check(self, run: RunRows) -> None:
+        before = self._seen.get(run.id)
+        try:
+            if before is not None:
+                _only_grows(before, run)
+            _events_have_no_gaps(run)
+            _each_call_has_one_result(run)
+            _results_tell_the_truth(run, self._reality, self._mishaps[run.id])
+            _counters_are_exact(run)
+            _nothing_is_repeated_without_need(run, self._reality, self._mishaps[run.id])
+            _lanes_are_bounded(run)
+            _times_are_near(run)
+            if run.has_ended:
+                _the_end_is_tidy(run)
+            else:
+                _somebody_sees_to(run)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{run.story()}") from error
+
+    def waits_for_a_person(self) -> bool:
+        return bool(self._rows("select 1 from agentq.approvals where status = 'pending' limit 1"))
+
+    def is_quiet(self) -> bool:
+        """Whether every run has ended and everybody who has to know of it knows."""
+        self.check()
+        return all(run.has_ended and run.row.sweep_at is None for run in self._seen.values()) and not self._rows(
+            "select 1 from agentq.tool_calls where sweep_at is not null or lease_until is not null limit 1"
+        )
+
+    def open_runs(self) -> str:
+        return "\n".join(run.story() for run in self._seen.values() if not run.has_ended)
+
+    def _rows(self, query: str) -> list[Row]:
+        with self._connection.cursor(row_factory=namedtuple_row) as cursor:
+            return cursor.execute(query).fetchall()
+
+    def _read(self) -> dict[str, RunRows]:
+        # One transaction sees one state.
+        with self._connection.transaction():
+            self._connection.execute("set transaction isolation level repeatable read")
+            rows = self._rows("""
+                select *, extract(epoch from lease_until - now()) as leased_for,
+                    extract(epoch from sweep_at - now()) as swept_in from agentq.runs order by created_at, id
+            """)
+            runs = {row.id: RunRows(row) for row in rows}
+            for call in self._rows("select * from agentq.tool_calls order by run_id, turn, index"):
+                runs[call.run_id].calls.append(call)
+            for message in self._rows(
+                "select run_id, position, payload from agentq.messages order by run_id, position"
+            ):
+                runs[message.run_id].messages[message.position] = load_message(message.payload)
+            for event in self._rows("select run_id, number, type, data from agentq.events order by run_id, number"):
+                runs[event.run_id].events.append(event)
+            for approval in self._rows("select * from agentq.approvals order by run_id, turn, index"):
+                runs[approval.run_id].approvals.append(approval)
+        _relate(runs)
+        return runs
+
+
+def _relate(runs: dict[str, RunRows]) -> None:
+    on_threads: dict[str, list[RunRows]] = defaultdict(list)
+    for run in runs.values():
+        if run.row.parent_run_id is not None:
+            runs[run.row.parent_run_id].children.append(run)
+        if run.row.thread_id is not None:
+            on_threads[run.row.thread_id].append(run)
+    for thread in on_threads.values():
+        said = 0
+        for run in sorted(thread, key=lambda run: run.row.thread_position):
+            run.prefix = said
+            said += len(run.messages)
+
+
+# ---------------------------------------------------------------------------------------------- what was, stays
+
+
+def _only_grows(before: RunRows, run: RunRows) -> None:
+    for name in ("seq", "turn", "message_count", "event_count"):
+        assert getattr(run.row, name) >= getattr(before.row, name), f"{name} went back"
+    assert before.messages.items() <= run.messages.items(), "a message was changed"
+    assert run.events[: len(before.events)] == before.events, "an event was changed"
+    decided = [approval for approval in before.approvals if approval.status != "pending"]
+    assert all(approval in run.approvals for approval in decided), "a decision was changed"
+    done = [(call.turn, call.index, call.code) for call in before.calls if call.status == "done"]
+    still_done = {(call.turn, call.index, call.code) for call in run.calls if call.status == "done"}
+    assert still_done.issuperset(done), "a call that had come back was changed"
+    if before.has_ended:
+        assert _final(before) == _final(run), "a run that had ended was changed"
+
+
+def _final(run: RunRows) -> tuple[Any, ...]:
+    row = {name: value for name, value in run.row._asdict().items() if name not in _LOOSE | {"leased_for", "swept_in"}}
+    return row, run.messages, run.events, run.approvals, [(call.turn, call.index, call.status) for call in run.calls]
+
+
+# ---------------------------------------------------------------------------------------------- what is written
+
+
+def _events_have_no_gaps(run: RunRows) -> None:
+    assert [event.number for event in run.events] == list(range(1, run.row.event_count + 1)), "events have gaps"
+    committed = [data["seq"] for data in _steps(run)]
+    assert len(committed) == len(set(committed)), "a step was committed twice"
+
+
+def _steps(run: RunRows) -> Iterator[dict[str, Any]]:
+    return (json.loads(event.data) for event in run.events if event.type == "step")
+
+
+def _each_call_has_one_result(run: RunRows) -> None:
+    """In its place in the order asked; none while it is out, and none of a call that nobody made."""
+    calls = {call.position: call for call in run.calls}
+    assert len(calls) == len(run.calls), "two calls share a place"
+    expected: dict[int, str] = {}
+    for place, reply in run.replies.items():
+        expected |= {place + 1 + i: call.id for i, call in enumerate(reply.calls)}
+    assert {place: call.call_id for place, call in calls.items()} == expected, "calls are not those of the replies"
+    results = {place: m.result.call_id for place, m in run.messages.items() if isinstance(m, ToolMessage)}
+    done = {place: call.call_id for place, call in calls.items() if call.status == "done"}
+    assert results == done, "results and calls that came back differ"
+    written = sorted([*run.messages, *(place for place in calls if place not in done)])
+    assert written == list(range(run.row.message_count)), "messages have gaps"
+
+
+def _results_tell_the_truth(run: RunRows, reality: Reality, mishaps: int) -> None:
+    for call in run.calls:
+        result = run.result(call)
+        if result is None or call.tool not in TOOLS:
+            continue
+        key = f"{run.id}:{call.turn}:{call.index}"
+        happened = reality.effects[key]
+        if result.code in NOT_RUN:
+            assert happened == 0, f"{key} is said not to have run"
+        elif result.code in LOST:
+            assert mishaps or run.has_ended, f"{key} was lost without a cause"
+        else:
+            assert happened > 0, f"{key} is said to have run"
+        if result.code is None:
+            assert result.text == f"did {key}", "a result is in the place of another"
+
+
+def _counters_are_exact(run: RunRows) -> None:
+    progress, replies = run.progress, run.replies
+    answers = [data for data in _steps(run) if "input_tokens" in data]
+    usage = progress.get("usage", {})
+    assert progress.get("model_calls", 0) == len(answers) == (usage.get("output_tokens") or 0), "model calls"
+    assert sum(data["input_tokens"] for data in answers) == (usage.get("input_tokens") or 0), "usage"
+    nudges = sum(isinstance(m, UserMessage) and m.text.startswith(NUDGE) for m in run.messages.values())
+    # The reply that a run failed with is not kept when it is empty, and nobody asks again.
+    not_kept = len(answers) - len(replies) - nudges
+    assert not_kept in (0, 1 if run.row.status == "failed" else 0), "replies"
+    if not nudges and not not_kept:
+        assert sum(run.prefix + place for place in replies) == (usage.get("input_tokens") or 0), "a transcript's length"
+    taken = [call for call in run.calls if call.index < MAX_CALLS_PER_REPLY]
+    if run.row.error is not None and json.loads(run.row.error).get("details", {}).get("limit") == "tool_calls":
+        taken = [call for call in taken if call.turn != run.row.turn]
+    assert progress.get("tool_calls", 0) == len(taken), "tool calls"
+    # Between two decisions of people nobody counts down.
+    if (run.row.status, run.row.phase) != ("waiting", "review"):
+        assert run.row.open_calls == len(run.open_calls), "open calls"
+    asked = [call for call in run.open_calls if call.status == "asked"]
+    assert run.row.asked_calls == len(asked), "calls that a person is asked about"
+    if run.row.phase == "tools" and not run.has_ended:
+        only_asked = bool(asked) and len(asked) == len(run.open_calls)
+        assert (run.row.status == "waiting") == only_asked, "it waits exactly while nothing but people is waited for"
+
+
+def _nothing_is_repeated_without_need(run: RunRows, reality: Reality, mishaps: int) -> None:
+    saved, made = run.progress.get("model_calls", 0), reality.replies[run.id]
+    assert saved <= made <= saved + mishaps, f"{made} replies were made and {saved} saved"
+    for call in run.calls:
+        happened = reality.effects[f"{run.id}:{call.turn}:{call.index}"]
+        assert happened <= (1 + mishaps if call.tool in REPEATED else 1), f"call {call.index} ran {happened} times"
+        assert call.attempt <= MAX_ATTEMPTS, f"call {call.index} was begun {call.attempt} times"
+    assert run.row.attempt <= MAX_ATTEMPTS, f"a step was begun {run.row.attempt} times"
+
+
+# ---------------------------------------------------------------------------------------------- who goes on
+
+
+def _lanes_are_bounded(run: RunRows) -> None:
+    assert len(_out(run)) <= MAX_LANES, "more calls are out than there are lanes"
+
+
+def _out(run: RunRows) -> list[Row]:
+    return [call for call in run.open_calls if call.status in ("announced", "running")]
+
+
+def _times_are_near(run: RunRows) -> None:
+    row = run.row
+    assert (row.lease_token is None) == (row.lease_until is None), "half a lease"
+    assert row.leased_for is None or row.leased_for <= LEASE_SECS, "a lease is too long"
+    assert row.swept_in is None or row.swept_in <= LONGEST_WAIT_SECS, "the sweep comes too late"
+
+
+def _the_end_is_tidy(run: RunRows) -> None:
+    row = run.row
+    assert row.lease_token is None, "a run that has ended is leased"
+    assert row.finished_at is not None, "nobody knows when it ended"
+    assert not [call for call in run.calls if call.status != "done"], "a run has ended with open calls"
+    assert not [c for c in run.calls if c.lease_token is not None or c.sweep_at is not None], "a call is kept alive"
+    assert not [approval for approval in run.approvals if approval.status == "pending"], "somebody is still asked"
+    assert (row.error is None) == (row.status == "completed"), "status and error differ"
+    told = all(child.has_ended or child.row.cancel_requested for child in run.children)
+    assert told or row.status == "completed" or row.sweep_at is not None, "children are left behind"
+
+
+def _somebody_sees_to(run: RunRows) -> None:
+    """A lease, a due time, or a named person: for the run, or for each call that is out."""
+    row = run.row
+    if row.status == "waiting":
+        assert row.lease_until is None, "a run is leased that waits for a person"
+        assert any(approval.status == "pending" for approval in run.approvals), "nobody is asked"
+        return
+    if row.lease_until is not None or row.sweep_at is not None:
+        assert row.due_at is not None, "a step is never due"
+        assert not _out(run), "a step is due while a batch is out"
+        return
+    assert row.phase == "tools", "nobody sees to the run"
+    assert run.open_calls, "nobody sees to the run"
+    for call in run.open_calls:
+        assert CALL_IS_SEEN_TO[call.status](call, run), f"nobody sees to call {call.index}"
+
+
+def _pending_is_seen_to(call: Row, run: RunRows) -> bool:
+    """It waits for a lane, and none is free; or for a sub-agent, which goes on itself or has its end still to tell."""
+    if call.kind == "tool":
+        return len(_out(run)) == MAX_LANES
+    (child,) = [child for child in run.children if child.id == call.child_run_id]
+    return not child.has_ended or child.row.sweep_at is not None
+
+
+def _is_asked_about(call: Row, run: RunRows) -> bool:
+    return any(
+        (approval.turn, approval.index, approval.kind, approval.status) == (call.turn, call.index, "outcome", "pending")
+        for approval in run.approvals
+    )
+
+
+# Who sees to a call that has not come back, by its state; a state that is not here is a new one to think about.
+CALL_IS_SEEN_TO: Mapping[str, Callable[[Row, RunRows], bool]] = {
+    "announced": lambda call, run: call.sweep_at is not None and call.lease_until is None,
+    "running": lambda call, run: call.lease_until is not None and call.sweep_at is None,
+    "pending": _pending_is_seen_to,
+    "asked": lambda call, run: call.lease_until is None and call.sweep_at is None and _is_asked_about(call, run),
+}
+
+
+def _one_open_run_a_thread(runs: Iterable[RunRows]) -> None:
+    busy = Counter(run.row.thread_id for run in runs if run.row.thread_id and not run.has_ended)
+    assert all(count == 1 for count in busy.values()), "a thread has two open runs"

@@ -1,0 +1,131 @@
+"""Workers that die, freeze or lose the database between any two statements, as a test has drawn it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from uuid import UUID
+
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, Engine, event
+
+from agentq.engine import Engine as StepEngine
+from agentq.errors import UnavailableError
+from agentq.heartbeat import Heartbeat, Lease
+from agentq.storage.database import Database
+from agentq.wire import WakeUp
+from tests.engine.drain import Died, Drain
+
+Moment = Literal["statement", "locked", "committed", "probe", "send", "model", "tool"]
+
+# Where nobody is kept out while the process stands still: it holds no lock.
+_MAY_FREEZE = frozenset({"statement", "committed", "probe", "send", "model", "tool"})
+# A death in a hook or a provider would be taken for an exception of theirs.
+_MAY_DIE = frozenset({"statement", "locked", "committed", "probe", "send", "tool"})
+# "committed" is the commit of which the client never learned.
+_MAY_LOSE_THE_DATABASE = frozenset({"statement", "locked", "committed"})
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """What befalls a process at the first fitting moment after ``after`` moments; ``meanwhile`` is what others do.
+
+    ``at`` lets only moments of that kind count.
+    """
+
+    kind: Literal["dies", "freezes", "outage"]
+    after: int
+    meanwhile: tuple[Any, ...] = ()
+    at: Moment | None = None
+
+
+class Fate:
+    """The mishap of the operation under way. ``frozen`` is called with what others do meanwhile."""
+
+    def __init__(self, struck: Callable[[], None], frozen: Callable[[tuple[Any, ...]], None]) -> None:
+        self._struck = struck
+        self._frozen = frozen
+        self._coming: Mishap | None = None
+
+    @contextmanager
+    def of(self, mishap: Mishap | None) -> Iterator[None]:
+        """Let it come inside the block, where nothing else escapes than what it brings."""
+        before, self._coming = self._coming, mishap
+        try:
+            yield
+        except Died:
+            assert mishap is not None
+            assert mishap.kind == "dies"
+        except UnavailableError:
+            if mishap is None or mishap.kind != "outage":
+                raise
+        finally:
+            self._coming = before
+
+    def moment(self, what: Moment) -> None:
+        coming = self._coming
+        if coming is None or coming.at not in (None, what):
+            return
+        if coming.after > 0:
+            self._coming = replace(coming, after=coming.after - 1)
+        elif coming.kind == "dies" and what in _MAY_DIE:
+            self._strike()
+            raise Died
+        elif coming.kind == "outage" and what in _MAY_LOSE_THE_DATABASE:
+            self._strike()
+            raise UnavailableError("the server went away")
+        elif coming.kind == "freezes" and what in _MAY_FREEZE:
+            self._strike()
+            self._frozen(coming.meanwhile)
+
+    def _strike(self) -> None:
+        self._coming = None
+        self._struck()
+
+
+class ObservedDatabase(Database):
+    """Tells ``moment`` of every statement and of every commit."""
+
+    moment: Callable[[Moment], None] = staticmethod(lambda what: None)
+
+    def _make_engine(self) -> Engine:
+        engine = super()._make_engine()
+        event.listen(engine, "before_cursor_execute", self._before_statement)
+        return engine
+
+    def _before_statement(self, connection: Connection, *_: Any) -> None:
+        raw: Any = connection.connection.dbapi_connection
+        self.moment("statement" if raw.info.transaction_status == TransactionStatus.IDLE else "locked")
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        with super().transaction() as connection:
+            yield connection
+        self.moment("committed")
+
+
+class HandCranked(Heartbeat):
+    """Renews leases only when it is told to."""
+
+    def _add(self, lease: Lease) -> None:
+        self._held[lease.token] = lease
+
+    @property
+    def tokens(self) -> list[UUID]:
+        return list(self._held)
+
+
+class Worker(Drain):
+    """A process on the common queue; ``post`` puts a wake-up into it."""
+
+    def __init__(self, database: ObservedDatabase, fate: Fate, post: Callable[[WakeUp], None]) -> None:
+        super().__init__(database, probe=lambda point, what: fate.moment("probe"))
+        self._fate = fate
+        self._post = post
+        services = self.engine.services
+        self.heartbeat = HandCranked(database, services.lease_secs)
+        self.engine = StepEngine(replace(services, heartbeat=self.heartbeat))
+
+    def send(self, wake_up: WakeUp) -> None:
+        self._fate.moment("send")
+        self._post(wake_up)
