@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from agentq.limits import MAX_ATTEMPTS
 from agentq.messages import ToolResult
 from agentq.outcomes import BatchOpened, CallsFinished, Failed, Unclear
 from agentq.run import OpenCall, Snapshot
-from agentq.saving import CallEnd, call_data, only_call
+from agentq.saving import CallEnd, call_data
 from agentq.services import Services
 from agentq.steps.base import Done
 from agentq.steps.model import call_model
@@ -29,9 +29,10 @@ from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, r
 from agentq.storage import calls, steps
 from agentq.storage.calls import ClaimedCall
 from agentq.storage.rows import CallRef, Claim
-from agentq.storage.steps import Again, NewEvent
+from agentq.storage.steps import Again, CancelRequested, NewEvent
 from agentq.text import told
 from agentq.transition import decide, out_of_time
+from agentq.wire import CallMessage
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Engine(Control):
 
     def _do_step(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec) -> None:
         started = time.monotonic()
-        only = only_call(snapshot)
+        only = snapshot.only_call
         with self._hold(claim, only.timeout_secs if only else _bound_secs(snapshot, agent)) as lease:
             try:
                 done = self._body(claim, snapshot, agent, lease)
@@ -142,18 +143,22 @@ class Engine(Control):
         return services.heartbeat.hold(claim.token, claim.run_id, at_most_secs=at_most)
 
     def _body(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, lease: Lease) -> Done:
-        if late := out_of_time(snapshot):
-            return Done(Failed(late))
+        late = out_of_time(snapshot)
         if snapshot.phase != "tools":
-            return _BODIES[snapshot.phase](snapshot, agent, self.services)
-        only = only_call(snapshot)
+            return Done(Failed(late)) if late else _BODIES[snapshot.phase](snapshot, agent, self.services)
+        only = snapshot.only_call
         if only is None:
+            if late:
+                return Done(Failed(late))
             gone = tuple((call.index, unknown_tool(call, agent)) for call in snapshot.pending if _is_gone(call, agent))
             return Done(BatchOpened(gone), {"calls": [call.tool for call in snapshot.pending]})
         if claim.forgotten and not only.may_run_again:
             # The server crashed since this call was due: a claim that waited for no fsync may have been lost with it.
             return self.unclear(snapshot, only)
         may_have_run = claim.forgotten or claim.attempt > 1
+        if late:
+            result = interrupted(only) if may_have_run else not_run(only)
+            return Done(CallsFinished(((only.index, result),), fatal=late), call_data(only.tool, result))
         done = run_call(
             snapshot, only, agent, self.services, lease=lease, attempt=claim.attempt, may_have_run=may_have_run
         )
@@ -229,13 +234,20 @@ class Engine(Control):
         if claim.forgotten and not call.may_run_again:
             return self.unclear_call(claimed, data)
         snapshot = prepare(claimed.snapshot, agent)
-        if late := out_of_time(snapshot):
-            return self.finish_call(claimed.ref, CallDone(not_run(call), late), claim, data)
         may_have_run = claim.forgotten or claim.attempt > 1
+        if late := out_of_time(snapshot):
+            result = interrupted(call) if may_have_run else not_run(call)
+            return self.finish_call(claimed.ref, CallDone(result, late), claim, data)
         with self._hold(claim, call.timeout_secs) as lease:
-            done = run_call(
-                snapshot, call, agent, self.services, lease=lease, attempt=claim.attempt, may_have_run=may_have_run
-            )
+            try:
+                done = run_call(
+                    snapshot, call, agent, self.services, lease=lease, attempt=claim.attempt, may_have_run=may_have_run
+                )
+            except UnavailableError as error:
+                # As for a step: nothing has been begun.
+                logger.warning("run %s: call %d given back: %s", claim.run_id, call.index, error)
+                again = self.saver.give_back_call(claim.run_id, claim.seq, call.index, claim.token)
+                return CallEnd(next=again.wake_up if isinstance(again.wake_up, CallMessage) else None)
             self.services.probe("effect", "call")
             data |= {"ms": round((time.monotonic() - started) * 1000)}
             return self.finish_call(claimed.ref, done, claim, data)
@@ -243,9 +255,11 @@ class Engine(Control):
     def unclear_call(self, claimed: ClaimedCall, data: dict[str, object]) -> CallEnd:
         """The same for a call of a batch. Raises LeaseLost."""
         call, snapshot = claimed.call, claimed.snapshot
-        if call.on_unknown != "ask" or snapshot.cancel_requested:
-            return self.finish_call(claimed.ref, CallDone(interrupted(call)), claimed.claim, data)
-        return self.saver.ask(claimed, asked_for(snapshot, call, self.services).arguments, data)
+        if call.on_unknown == "ask" and not snapshot.cancel_requested:
+            # Cancelled since it was claimed: nobody would end a run that only waits.
+            with suppress(CancelRequested):
+                return self.saver.ask(claimed, asked_for(snapshot, call, self.services).arguments, data)
+        return self.finish_call(claimed.ref, CallDone(interrupted(call)), claimed.claim, data)
 
     def finish_call(self, ref: CallRef, done: CallDone, claim: Claim, data: dict[str, object]) -> CallEnd:
         """Save a call of a batch and see to the end of the run where it brings one. Raises LeaseLost."""

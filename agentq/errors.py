@@ -7,6 +7,7 @@
     │   ├── UnknownAgentError      unknown_agent
     │   └── SchemaOutdatedError    schema_outdated           the database needs ``agentq db upgrade``
     ├── UnavailableError *         unavailable               database or broker cannot be reached
+    │   └── LockedError *          locked                    somebody holds a row for longer than we wait
     ├── RunError                   run_error
     │   ├── RunNotFoundError       run_not_found
     │   ├── RunFinishedError       run_finished              too late: the run has ended
@@ -77,6 +78,12 @@ class SchemaOutdatedError(ConfigError):
 class UnavailableError(AgentqError):
     code = "unavailable"
     retryable = True
+
+
+class LockedError(UnavailableError):
+    """Somebody has a row locked for longer than we wait: the database is there, and other rows can be used."""
+
+    code = "locked"
 
 
 class RunError(AgentqError):

@@ -1,16 +1,17 @@
 """The rule that finds what was lost: expired leases, wake-ups that never arrived, parents that were never told."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from agentq.engine import GRACE_SECS, Engine, settled
-from agentq.errors import ErrorInfo, LeaseLost, UnavailableError
+from agentq.errors import ErrorInfo, LeaseLost, LockedError, UnavailableError
 from agentq.limits import MAX_ATTEMPTS
 from agentq.messages import ToolResult
 from agentq.outcomes import Cancelled, Failed
 from agentq.run import TERMINAL, OpenCall, Snapshot
-from agentq.saving import CallEnd, only_call
+from agentq.saving import CallEnd
 from agentq.steps.base import Done
 from agentq.steps.tool_batch import CallDone, crashed, timed_out
 from agentq.storage import calls, leases, steps
@@ -28,9 +29,11 @@ def sweep(engine: Engine, *, limit: int = 100, mine: Sequence[str] = (), spare_l
     never lets go of the interpreter, and is not lost for that. With ``spare_leases`` those that ran out are left alone:
     nobody could renew one while the database was away.
     """
-    lease_secs = engine.services.lease_secs
+    lease_secs, asked = engine.services.lease_secs, time.monotonic()
     with engine.services.database.autocommit() as connection:
         found = leases.due(connection, limit=limit, mine=mine, fading_secs=lease_secs / 2)
+        if time.monotonic() - asked > lease_secs / 3:
+            raise UnavailableError("Postgres stood still: nobody could renew a lease meanwhile")
         fading = [due for due in found if due.kind == "fading"]
         for due in fading:
             grace_secs = GRACE_SECS + lease_secs / 3
@@ -68,6 +71,9 @@ def _each(engine: Engine, found: list[Due], look_at: Callable[[Engine, Due], boo
                 return
         except LeaseLost as lost:
             logger.info("%s", lost)
+        except LockedError as error:
+            # Looked at again in the next round: it says nothing of the database, and must not keep us from the others.
+            logger.warning("run %s: %s", due.run_id, error)
         except UnavailableError:
             raise
         except Exception as error:
@@ -115,7 +121,7 @@ def _recover_step(engine: Engine, due: Due, *, gone: str | None = None, forgive:
     claim, snapshot = taken
     logger.warning("run %s: worker %s was lost in %s", claim.run_id, claim.worker, snapshot.phase)
     data = {"lost_worker": claim.worker}
-    only = only_call(snapshot)
+    only = snapshot.only_call
     verdict = _verdict(claim, only, snapshot) if only else "again"
     if only is not None and verdict != "again":
         done = engine.unclear(snapshot, only) if verdict == "unclear" else settled(only, verdict)
@@ -123,7 +129,7 @@ def _recover_step(engine: Engine, due: Due, *, gone: str | None = None, forgive:
         engine.settle(claim, snapshot, done)
     elif snapshot.cancel_requested:
         engine.settle(claim, snapshot, Done(Cancelled(), data))
-    elif claim.attempt >= MAX_ATTEMPTS:
+    elif claim.attempt >= MAX_ATTEMPTS and not (forgive and only is None):
         engine.settle(claim, snapshot, Done(Failed(_crashed(claim, snapshot)), data))
     else:
         event = NewEvent("step.recovered", data | {"phase": snapshot.phase, "attempt": claim.attempt})

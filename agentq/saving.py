@@ -243,10 +243,6 @@ class Saver:
         return is_sent
 
 
-def only_call(snapshot: Snapshot) -> OpenCall | None:
-    return snapshot.only_call
-
-
 def call_data(tool: str, result: ToolResult) -> dict[str, Any]:
     """What an event says of a call's result."""
     return {"tool": tool, "status": result.status} | ({"code": result.code} if result.code else {})
@@ -254,7 +250,7 @@ def call_data(tool: str, result: ToolResult) -> dict[str, Any]:
 
 def _following_step(transition: Transition) -> Next:
     """The queue of the next step: that of its tool where it runs one itself."""
-    only = only_call(transition.snapshot)
+    only = transition.snapshot.only_call
     if only is not None and transition.delay_secs is not None:
         return Next(only.queue, only.timeout_secs)
     return Next(STEP_QUEUE)

@@ -26,6 +26,7 @@ from agentq.storage.steps import (
     FORGOT_AT,
     IS_LOST,
     NO_FSYNC,
+    CancelRequested,
     NewEvent,
     add_events,
     add_result,
@@ -53,17 +54,18 @@ _CLAIM = text(f"""
 """)
 _TAKE_OVER = text(f"""
     UPDATE agentq.tool_calls c SET
-        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs)
+        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs), claimed_at = now()
     FROM agentq.runs r, (
-        SELECT lease_until AS old_until FROM agentq.tool_calls
+        SELECT lease_until AS old_until, claimed_at AS old_claimed_at FROM agentq.tool_calls
         WHERE run_id = :run_id AND turn = :turn AND index = :index AND status = 'running' AND {IS_LOST}
         FOR UPDATE SKIP LOCKED) old
     WHERE r.id = :run_id AND c.run_id = r.id AND c.turn = :turn AND c.turn = r.turn AND c.index = :index
-    RETURNING {_RUN}, {_CALL}, {overdue("c.timeout_secs", "c.claimed_at")} AS overdue
+    RETURNING {_RUN}, {_CALL}, {overdue("c.timeout_secs", "old_claimed_at")} AS overdue
 """)
 _REARM = text(f"""
     UPDATE agentq.tool_calls SET
-        status = 'announced', announced_at = now(), lease_token = NULL, lease_until = NULL,
+        status = 'announced', lease_token = NULL, lease_until = NULL,
+        announced_at = CASE WHEN announced_at <= {FORGOT_AT} THEN announced_at ELSE now() END,
         sweep_at = {FIRST_PATIENCE}, attempt = attempt - :forgive
     WHERE run_id = :run_id AND index = :index AND lease_token = :token
     RETURNING queue, timeout_secs
@@ -89,9 +91,12 @@ _ASK_RUN = text(f"""
     FROM bounded
     WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND runs.lease_token IS NULL
         AND status NOT IN ('completed', 'failed', 'cancelled')
-        AND EXISTS (SELECT 1 FROM agentq.tool_calls c WHERE c.run_id = :run_id AND c.turn = :turn AND c.index = :index
-                    AND c.lease_token = :token)
-    RETURNING event_count
+    RETURNING event_count, cancel_requested
+""")
+_PARK = text("""
+    UPDATE agentq.tool_calls SET status = 'asked', lease_token = NULL, lease_until = NULL, sweep_at = NULL
+    WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_token = :token
+    RETURNING index
 """)
 # Back on a lane where one is free; else the next lane that becomes free takes it.
 _RESTART = text(f"""
@@ -223,10 +228,18 @@ def finish(
 
 
 def ask(connection: Connection, claimed: ClaimedCall, arguments: str, *, event: NewEvent) -> None:
-    """Put a call whose outcome is unknown before a person; its lane is free. Raises LeaseLost, with nothing written."""
+    """Put a call whose outcome is unknown before a person; its lane is free.
+
+    Raises LeaseLost or CancelRequested; the caller's transaction writes nothing then.
+    """
     ref = claimed.ref
     row = connection.execute(_ASK_RUN, ref.__dict__ | {"token": claimed.claim.token}).first()
     if row is None:
+        raise LeaseLost(f"run {ref.run_id}: the batch of turn {ref.turn} is history")
+    if row.cancel_requested:
+        raise CancelRequested
+    # Asked under the run's lock, by an UPDATE: another sweep may have taken the call over meanwhile.
+    if connection.execute(_PARK, ref.__dict__ | {"token": claimed.claim.token}).first() is None:
         raise LeaseLost(f"run {ref.run_id}: call {ref.index} of turn {ref.turn} belongs to another process or is done")
     steps.ask(connection, claimed.snapshot, replace(claimed.call, status="asked"), arguments)
     add_events(connection, ref.run_id, row.event_count, [event])

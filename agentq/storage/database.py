@@ -12,10 +12,10 @@ from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from agentq.errors import AgentqError, ConfigError, SchemaOutdatedError, UnavailableError
+from agentq.errors import AgentqError, ConfigError, LockedError, SchemaOutdatedError, UnavailableError
 
 _UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _UNDEFINED_COLUMN = "42P01", "3F000", "42703"
-_NO_PRIVILEGE, _READ_ONLY = "42501", "25006"
+_NO_PRIVILEGE, _READ_ONLY, _LOCKED = "42501", "25006", "55P03"
 # A host that vanished answers nothing: without these a connection to it would hang for minutes or hours.
 _NOTICE_A_DEAD_PEER = {
     "keepalives_idle": 10,
@@ -125,6 +125,8 @@ class Database:
         reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
         if state == _NO_PRIVILEGE:
             return ConfigError(f"Postgres at {where} refuses: {reason}; use a role that may write", url=where)
+        if state == _LOCKED:
+            return LockedError(f"a row is locked by somebody else: {reason}", url=where)
         # A server is read-only for a while in a failover.
         if isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated or state == _READ_ONLY:
             return UnavailableError(

@@ -44,10 +44,8 @@ IS_LOST = """lease_until IS NOT NULL AND (lease_until < now()
 
 
 def overdue(timeout_secs: str, claimed_at: str) -> str:
-    """The SQL for: a tool outlived its time limit, by its lease, which is let go then, or by the end of its process."""
-    return f"""CASE WHEN CAST(:gone AS text) IS NULL
-        THEN old_until - {claimed_at} > make_interval(secs => {timeout_secs} + :lease_secs)
-        ELSE now() - {claimed_at} > make_interval(secs => {timeout_secs}) END"""
+    """The SQL for: a tool outlived its time limit; its lease is let go some time after that, and not before."""
+    return f"old_until - {claimed_at} > make_interval(secs => {timeout_secs} + :lease_secs)"
 
 
 _CLAIM = text(f"""
@@ -61,15 +59,18 @@ _CLAIM = text(f"""
 """)
 _TAKE_OVER = text(f"""
     UPDATE agentq.runs SET
-        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs)
-    FROM (SELECT id AS old_id, lease_until AS old_until FROM agentq.runs
+        -- Also when it was claimed: should we die as well, that was our lease, and not the tool's.
+        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs), claimed_at = now()
+    FROM (SELECT id AS old_id, lease_until AS old_until, claimed_at AS old_claimed_at FROM agentq.runs
           WHERE id = :run_id AND {IS_LOST} FOR UPDATE SKIP LOCKED) old
     WHERE id = old_id
-    RETURNING {SNAPSHOT_COLUMNS}, worker, false AS forgotten, {overdue("timeout_secs", "claimed_at")} AS overdue
+    RETURNING {SNAPSHOT_COLUMNS}, worker, false AS forgotten, {overdue("timeout_secs", "old_claimed_at")} AS overdue
 """)
-_RELEASE = text("""
+_RELEASE = text(f"""
     UPDATE agentq.runs SET
-        lease_token = NULL, lease_until = NULL, due_at = now() + make_interval(secs => :delay_secs),
+        lease_token = NULL, lease_until = NULL,
+        -- Given back by one who did not begin it: an earlier claim may be forgotten still, see Claim.forgotten.
+        due_at = CASE WHEN due_at <= {FORGOT_AT} THEN due_at ELSE now() + make_interval(secs => :delay_secs) END,
         sweep_at = now() + make_interval(secs => CASE WHEN :delay_secs > 0 THEN :delay_secs ELSE :patience_secs END),
         status = CASE WHEN seq = 0 THEN 'queued' ELSE status END,
         attempt = attempt - :forgive, event_count = event_count + :events

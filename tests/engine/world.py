@@ -209,7 +209,8 @@ class World:
     def _decide(self, decision: Decide, *, calm: bool) -> None:
         approvals = self._ids(
             "select a.run_id, a.call_id, a.status, a.kind, a.turn, a.index "
-            "from agentq.approvals a join agentq.runs r on r.id = a.run_id where a.status = 'pending' or %s order by r.created_at, r.parent_run_id, r.parent_index, a.turn, a.index",
+            "from agentq.approvals a join agentq.runs r on r.id = a.run_id where a.status = 'pending' or %s "
+            "order by r.created_at, r.parent_run_id, r.parent_index, a.turn, a.index",
             decision.late,
         )
         if not approvals:

@@ -23,6 +23,7 @@ CODES = {
     "UnknownAgentError": "unknown_agent",
     "SchemaOutdatedError": "schema_outdated",
     "UnavailableError": "unavailable",
+    "LockedError": "locked",
     "RunError": "run_error",
     "RunNotFoundError": "run_not_found",
     "RunFinishedError": "run_finished",
@@ -49,7 +50,7 @@ PROVIDER_CODES = {
     "provider_bad_call": True,
     "provider_reply_invalid": True,
 }
-RETRYABLE = {"unavailable", "wait_timeout", "thread_busy"}
+RETRYABLE = {"locked", "unavailable", "wait_timeout", "thread_busy"}
 
 
 def all_errors() -> list[type[AgentqError]]:

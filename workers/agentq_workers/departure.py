@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 # For killed processes to be gone.
 _DEAD_SECS = 2.0
+# For what is given back to be saved: a Postgres that hangs must not keep us.
+_LEAVE_SECS = 10.0
 
 
 class Departure:
@@ -52,13 +54,16 @@ class Departure:
 
     def at_once(self) -> None:
         """Kill the pool, give back what it held, and end the process."""
+        self._replace_none()
         for process in self._processes():
             with suppress(OSError):
                 os.kill(process.pid, signal.SIGKILL)
         give_up = time.monotonic() + _DEAD_SECS
         while any(process.is_alive() for process in self._processes()) and time.monotonic() < give_up:
             time.sleep(0.01)
-        self._leave()
+        leaving = threading.Thread(target=self._leave, name="agentq-leave", daemon=True)
+        leaving.start()
+        leaving.join(_LEAVE_SECS)
         # Threads cannot be stopped; what they bring is refused, as their leases are others' now.
         os._exit(0)
 
@@ -75,6 +80,12 @@ class Departure:
         except AgentqError as error:
             logger.warning("not given back, others notice when the leases are over: %s", error)
         self._sweeper.say_gone()
+
+    def _replace_none(self) -> None:
+        """A process started for one that we kill would begin what comes back to the queue, and die in it."""
+        supervisor = getattr(getattr(self._pool, "_pool", None), "_worker_handler", None)
+        if supervisor is not None:
+            supervisor.close()
 
     def _processes(self) -> list[Any]:
         # A pool of threads has no such list.

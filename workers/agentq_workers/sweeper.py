@@ -59,20 +59,25 @@ class Sweeper:
             logger.warning("leaving without a word: %s", error)
 
     def _run(self) -> None:
-        seen = spared_until = time.monotonic()
+        seen, lease_secs, spared_secs = time.monotonic(), self._runtime.settings.lease_secs, 0.0
+        # A worker may be started by the end of an outage: those that live must have had time to renew their leases.
+        spared_until = seen + lease_secs / 2
         # Jittered, so that the workers of a fleet do not all look at the same moment.
-        period = period_secs(self._runtime.settings.lease_secs)
+        period = period_secs(lease_secs)
         while not self._stop.wait(period * random.uniform(0.75, 1.25)):
             try:
                 self._bury()
                 mine = [f"{self._runtime.name}/{pid}" for pid in self._alive]
-                recovery.sweep(self._runtime.engine, mine=mine, spare_leases=time.monotonic() < spared_until)
+                # Not for ever, where the database fails every other second.
+                spares = time.monotonic() < spared_until and spared_secs < 3 * lease_secs
+                recovery.sweep(self._runtime.engine, mine=mine, spare_leases=spares)
+                spared_secs = spared_secs + period if spares else 0.0
                 if time.monotonic() - seen > SEEN_SECS:
                     self._say_alive()
                     seen = time.monotonic()
             except AgentqError as error:
                 # Whoever is alive renews its leases, and saves what it did meanwhile, before they are taken for lost.
-                spared_until = time.monotonic() + self._runtime.settings.lease_secs
+                spared_until = time.monotonic() + lease_secs
                 logger.warning("the sweep failed, trying again: %s", error)
             except Exception:
                 logger.exception("the sweep failed, trying again")
