@@ -43,8 +43,9 @@ class Departure:
     def begin(self) -> None:
         """Let the pool finish what it has, for as long as the settings say."""
         self._begun = True
-        self._sweeper.leave()
         threading.Thread(target=self._give_up, name="agentq-departure", daemon=True).start()
+        # Not waited for: a Postgres that stands still must not keep us.
+        threading.Thread(target=self._sweeper.leave, name="agentq-leaving", daemon=True).start()
 
     def _give_up(self) -> None:
         grace = self._runtime.settings.stop_secs
