@@ -40,8 +40,8 @@ test: setup ## Run the test suite (some of it: make test ARGS="tests/unit -x")
 test-crash: setup ## Run only the tests that kill processes
 	@$(PYTEST) -m "crash and not long" $(ARGS)
 
-test-faults: setup ## Run all tests that stop, starve and restart the servers: those too that take minutes
-	@$(PYTEST) tests/faults $(ARGS)
+test-faults: setup ## Run what stops, starves and restarts servers, and what takes minutes (half an hour)
+	@$(PYTEST) tests/faults tests/cases/test_h5_nothing_piles_up.py $(ARGS)
 
 test-pgbouncer: setup ## Run the test suite through a PgBouncer in transaction mode
 	@AGENTQ_TEST_PGBOUNCER=1 $(PYTEST) -m "not long" $(ARGS)

@@ -102,7 +102,8 @@ def test_of_three_hundred_runs_with_three_tools_each(workers: Fleet, database: D
     assert_flat(workers, database, warm_up=100, runs=300, grown=4_000_000)
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.timeout(1800)
 def test_of_five_thousand_runs_with_three_tools_each(workers: Fleet, database: Database) -> None:
     assert_flat(workers, database, warm_up=1_000, runs=5_000, grown=8_000_000)
