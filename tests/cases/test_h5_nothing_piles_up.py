@@ -104,6 +104,5 @@ def test_of_three_hundred_runs_with_three_tools_each(workers: Fleet, database: D
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.timeout(1800)
 def test_of_five_thousand_runs_with_three_tools_each(workers: Fleet, database: Database) -> None:
     assert_flat(workers, database, warm_up=1_000, runs=5_000, grown=8_000_000)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentq.storage import queries
+from agentq.storage import migrate, queries
 from agentq.storage.database import Database
 from tests.cli.program import Program, one_line
 from tests.services import Services
@@ -157,7 +157,7 @@ def test_a_message_of_spaces_is_code_2(installation: Program) -> None:
 
 
 def test_a_revision_that_does_not_exist_is_code_2(program: Program) -> None:
-    assert "0001" in one_line(program("db", "sql", "nope"), 2)
+    assert migrate.head() in one_line(program("db", "sql", "nope"), 2)
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ class Sweeper:
         with self._runtime.database.autocommit() as connection:
             leases.know_agents(connection, sorted(self._runtime.agents))
         self._say_alive()
+        self._alive = self._children()
         self._thread.start()
 
     def stop(self) -> None:
