@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from celery.exceptions import Reject
+
 from agentq import recovery
 from agentq.errors import AgentqError
 from agentq_workers.runtime import Runtime
@@ -55,6 +57,7 @@ class Departure:
 
     def at_once(self) -> None:
         """Kill the pool, give back what it held, and end the process."""
+        self._runtime.is_leaving = True
         self._replace_none()
         for process in self._processes():
             with suppress(OSError):
@@ -95,7 +98,12 @@ class Departure:
 
 @contextmanager
 def task_first(runtime: Runtime) -> Iterator[None]:
-    """A pool's process that gets a SIGTERM of its own (some send it to the whole group) finishes its task before."""
+    """A pool's process that gets a SIGTERM of its own (some send it to the whole group) finishes its task before.
+
+    A worker that is about to end gives the message back: it may be the wake-up of what it has just given back.
+    """
+    if runtime.is_leaving:
+        raise Reject("this worker is leaving", requeue=True)
     if runtime.is_main_process or threading.current_thread() is not threading.main_thread():
         yield
         return

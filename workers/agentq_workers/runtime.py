@@ -31,6 +31,8 @@ class Runtime:
         self.agents = agents
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._main_pid = os.getpid()
+        # Set when the process is about to end: what it claims now would be lost with it.
+        self.is_leaving = False
         self.database = Database(str(settings.database_url), pool_size=settings.db_pool_size)
         self.dispatcher = CeleryDispatcher(app, queue=settings.queue)
         # A connection of its own: steps that use up the pool must not cost each other their leases.
