@@ -88,14 +88,17 @@ def assert_flat(fleet: Fleet, database: Database, *, warm_up: int, runs: int, gr
 
 
 def few_more(before: Measured, after: Measured) -> bool:
-    """Pools may have filled up meanwhile, by a connection for each of the few things a process does at once."""
+    """Pools may have filled up meanwhile, by a connection or two for each of the few things a process does at once.
+
+    How far they are filled is a matter of how busy the machine was, and has a bound that no number of runs moves.
+    """
     more = [
         (after.broker_clients, before.broker_clients),
         (after.database_clients, before.database_clients),
         *((p.threads, before.processes[pid].threads) for pid, p in after.processes.items()),
         *((p.files, before.processes[pid].files) for pid, p in after.processes.items()),
     ]
-    return all(now <= then + 2 for now, then in more)
+    return all(now <= then + 8 for now, then in more)
 
 
 def test_of_three_hundred_runs_with_three_tools_each(workers: Fleet, database: Database) -> None:
