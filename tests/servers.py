@@ -40,20 +40,24 @@ def program(name: str) -> str:
     return found
 
 
-_given: set[int] = set()
+# By port, a UDP socket of the same number: as long as this process lives, no other test process takes the port, also
+# while its server is down.
+_given: dict[int, socket.socket] = {}
 
 
 def free_port() -> int:
     """A port that nobody listens on; below those the system gives away, so that no connection takes it meanwhile."""
     for port in range(20_000 + os.getpid() % 10_000, 32_000):
-        with socket.socket() as probe:
-            try:
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            claim.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        if port not in _given:
-            _given.add(port)
-            return port
+        except OSError:
+            claim.close()
+            continue
+        _given[port] = claim
+        return port
     raise RuntimeError("no free port")
 
 

@@ -23,6 +23,7 @@ from tests.engine import world as w
 from tests.engine.mishaps import Mishap, Moment, ObservedDatabase
 from tests.engine.scripts import BUG, CALLS, EMPTY, OVERLOADED, REFUSED, Definition
 from tests.engine.world import STRANGER, WORKERS, World
+from tests.services import Services
 
 # A longer search than in the suite: make test-machine.
 EXAMPLES = int(os.environ.get("AGENTQ_TEST_MACHINE_EXAMPLES", "0"))
@@ -193,8 +194,10 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def eye(database: Database) -> Iterator[psycopg.Connection]:
+def eye(database: Database, service_urls: Services) -> Iterator[psycopg.Connection]:
     """A connection of the test's own, which also holds the clock."""
+    if service_urls.pooled:
+        pytest.skip("the clock is a setting of the session, which a pooler in transaction mode has none of")
     url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(url, autocommit=True, options=clock.OPTIONS) as connection, clock.standing_still(connection):
         yield connection
