@@ -26,7 +26,7 @@ from agentq.steps.model import call_model
 from agentq.steps.recall import recall
 from agentq.steps.review import review
 from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, run_call, unknown_tool
-from agentq.storage import calls, steps
+from agentq.storage import calls, leases, steps
 from agentq.storage.calls import ClaimedCall
 from agentq.storage.rows import CallRef, Claim
 from agentq.storage.steps import Again, CancelRequested, NewEvent
@@ -80,11 +80,9 @@ class Engine(Control):
             self._hand_back(claim, snapshot)
             return
         snapshot = prepare(snapshot, agent)
-        services.probe("claimed", snapshot.phase)
-        try:
+        with self._letting_go(claim):
+            services.probe("claimed", snapshot.phase)
             self._do_step(claim, snapshot, agent)
-        except LeaseLost as lost:
-            logger.info("%s", lost)
 
     @contextmanager
     def _claiming(self, run_id: str, give_back: Callable[[], Again]) -> Iterator[Connection]:
@@ -95,6 +93,18 @@ class Engine(Control):
         except UnavailableError as error:
             if getattr(error.__cause__, "connection_invalidated", False):
                 self.go_on(run_id, give_back())
+            raise
+
+    @contextmanager
+    def _letting_go(self, claim: Claim) -> Iterator[None]:
+        """Work that ends with a fault of ours is lost: nobody need wait for the end of its lease to see that."""
+        try:
+            yield
+        except LeaseLost as lost:
+            logger.info("%s", lost)
+        except Exception:
+            with suppress(AgentqError), self.services.database.autocommit() as connection:
+                leases.let_go(connection, claim.run_id, claim.token)
             raise
 
     def _hand_back(self, claim: Claim, snapshot: Snapshot) -> None:
@@ -214,19 +224,18 @@ class Engine(Control):
         if claimed is None:
             logger.debug("run %s: call %d of step %d is taken or history", run_id, index, seq)
             return CallEnd()
-        services.probe("claimed", "call")
-        agent = services.agents.get(claimed.snapshot.agent)
-        if agent is None:
-            logger.error("run %s needs agent %r, which this worker does not have", run_id, claimed.snapshot.agent)
-            with services.database.autocommit() as connection:
-                # Not sent again at once: the sweep does that, and another worker may be the one to take it.
-                calls.rearm(connection, claimed, patience_secs=services.patience_secs, forgive=True)
-            return CallEnd()
-        try:
-            return self._do_call(claimed, agent)
-        except LeaseLost as lost:
-            logger.info("%s", lost)
-            return CallEnd()
+        end = CallEnd()
+        with self._letting_go(claimed.claim):
+            services.probe("claimed", "call")
+            agent = services.agents.get(claimed.snapshot.agent)
+            if agent is None:
+                logger.error("run %s needs agent %r, which this worker does not have", run_id, claimed.snapshot.agent)
+                with services.database.autocommit() as connection:
+                    # Not sent again at once: the sweep does that, and another worker may be the one to take it.
+                    calls.rearm(connection, claimed, patience_secs=services.patience_secs, forgive=True)
+            else:
+                end = self._do_call(claimed, agent)
+        return end
 
     def _do_call(self, claimed: ClaimedCall, agent: AgentSpec) -> CallEnd:
         claim, call, started = claimed.claim, claimed.call, time.monotonic()

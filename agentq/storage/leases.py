@@ -75,6 +75,8 @@ _KEEP_STEP = text("""
         SELECT id FROM agentq.runs WHERE id = :run_id AND lease_until > now() AND worker = ANY(:mine)
             AND now() < claimed_at + make_interval(secs => timeout_secs + :grace_secs) FOR NO KEY UPDATE SKIP LOCKED)
 """)
+_LET_GO_STEP = text("UPDATE agentq.runs SET lease_until = now() WHERE id = :run_id AND lease_token = :token")
+_LET_GO_CALL = text("UPDATE agentq.tool_calls SET lease_until = now() WHERE run_id = :run_id AND lease_token = :token")
 _KEEP_CALL = text("""
     UPDATE agentq.tool_calls SET lease_until = now() + make_interval(secs => :lease_secs)
     WHERE (run_id, turn, index) = (
@@ -181,6 +183,12 @@ def keep(connection: Connection, due: Due, *, mine: Sequence[str], lease_secs: f
     values = due.ref.__dict__ | {"mine": list(mine), "lease_secs": lease_secs, "grace_secs": grace_secs}
     # A call's turn is 1 at least.
     connection.execute(_KEEP_CALL if due.turn else _KEEP_STEP, values)
+
+
+def let_go(connection: Connection, run_id: str, token: UUID) -> None:
+    """End a lease now: the next sweep settles what it was for, as that of a lost worker."""
+    for statement in (_LET_GO_STEP, _LET_GO_CALL):
+        connection.execute(statement, {"run_id": run_id, "token": token})
 
 
 def held_by(connection: Connection, gone: str) -> list[Due]:

@@ -155,6 +155,35 @@ def test_a_call_whose_connection_was_cut_before_its_tool_began_is_not_kept_for_i
     assert sorted(began) == [0, 1]
 
 
+@pytest.mark.parametrize("on_unknown", ["retry", "report"])
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+@pytest.mark.parametrize("point", ["claimed", "effect"])
+def test_a_call_that_ended_with_a_fault_of_ours_is_not_kept_for_its_time_limit(
+    database: Database, on_unknown: Literal["retry", "report"], calls: int, point: str
+) -> None:
+    @tool(on_unknown=on_unknown, timeout=3600)
+    def long(n: int) -> str:
+        """Take up to an hour."""
+        return f"did {n}"
+
+    def fault() -> None:
+        raise RuntimeError("a fault of ours")
+
+    test = Agent("test", model=Scripted([[Call("long", {"n": n}) for n in range(calls)], "done"]), tools=[long])
+    where = (point, "tools" if calls == ALONE else "call")
+    drain = Drain(database, test, probe=once(where, fault))
+    handle = drain.enqueue(test)
+    for _ in range(10):
+        with suppress(RuntimeError):
+            drain.work()
+        # Its process lives, so the worker's own sweep would keep the lease.
+        sweep(drain.engine, mine=["drain"])
+    assert handle.status() == "completed"
+    first, *others = [result.code for result in results(handle)]
+    assert first == (None if on_unknown == "retry" else "interrupted")
+    assert set(others) <= {None}
+
+
 def once(where: tuple[str, str], act: Callable[[], None]) -> Callable[[str, str], None]:
     """A probe that acts the first time it comes there."""
     acted: list[bool] = []
