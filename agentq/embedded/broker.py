@@ -6,7 +6,7 @@ does too. A consumer that is killed loses what it held; nothing here brings it b
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -137,9 +137,20 @@ class Transport(virtual.Transport):
     default_port = 0
     driver_type = "agentq"
     driver_name = "agentq"
+    # With an event loop Celery takes the pool whose processes share nothing: in the other one, a process that is killed
+    # while it waits takes along the lock that all others need to get their next task.
     implements = virtual.Transport.implements.extend(
-        asynchronous=False, exchange_type=frozenset(["direct", "topic", "fanout"])
+        asynchronous=True, exchange_type=frozenset(["direct", "topic", "fanout"])
     )
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        loop.call_repeatedly(self.polling_interval, self._deliver_all)
+
+    def _deliver_all(self) -> None:
+        """What is there now and may be consumed."""
+        with suppress(Empty):
+            while True:
+                self.cycle.get(self._deliver, timeout=0)
 
     def driver_version(self) -> str:
         return "1"

@@ -10,8 +10,6 @@ from celery import Celery, bootsteps
 
 # Kombu waits up to 30 s between its tries, which makes an outage of a second one of half a minute.
 RETRY: dict[str, Any] = {"interval_start": 0.5, "interval_step": 0.5, "interval_max": 2.0}
-# Celery's blocking loop, which only the embedded broker needs, looks for a signal between waits of two seconds.
-LONGEST_WAIT_SECS = 0.25
 
 
 class Connection(kombu.Connection):
@@ -19,11 +17,6 @@ class Connection(kombu.Connection):
 
     def ensure_connection(self, *args: Any, **options: Any) -> Any:
         return super().ensure_connection(*args, **(RETRY | options))
-
-    def drain_events(self, **options: Any) -> Any:
-        if options.get("timeout") is not None:
-            options["timeout"] = min(options["timeout"], LONGEST_WAIT_SECS)
-        return super().drain_events(**options)
 
     def _do_close_transport(self) -> None:
         """Leave the transport its way back to the address, which kombu takes away.
