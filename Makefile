@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-crash test-matrix test-machine test-faults test-pgbouncer chaos check fmt wheel clean
+.PHONY: help setup demo test test-crash test-matrix test-machine test-faults test-pgbouncer chaos bench check fmt wheel clean
 
 BIN := .venv/bin
 # The newest Python of at least 3.11 that can make a virtual environment.
@@ -59,6 +59,11 @@ SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 test-machine: setup ## Let everything happen to runs in random orders, for some ten minutes or more
 	@echo "SEED=$(SEED)"
 	@AGENTQ_TEST_MACHINE_EXAMPLES=500 $(BIN)/pytest tests/engine/test_state_machine.py --hypothesis-seed=$(SEED) $(ARGS)
+
+# One work alone, which is printed only: make bench WORK=w1
+WORK ?=
+bench: setup ## Measure agentq beside what the machine can do at best (under 15 minutes; one work: WORK=w1)
+	@$(BIN)/python -m benchmarks $(WORK) $(if $(WORK)$(ARGS),,--report docs/performance.md) $(ARGS)
 
 check: setup ## Check format, lint, types and the layers of the architecture
 	$(BIN)/ruff format --check

@@ -1,0 +1,1 @@
+"""Measures agentq beside what its machine can do at best: ``python -m benchmarks``, told in docs/performance.md."""
