@@ -1,10 +1,10 @@
 """The face for producers: enqueue runs, wait for them, decide on them, from any process."""
 
-import getpass
 import logging
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,16 @@ from agentq.dispatch import Dispatcher
 from agentq.errors import ConfigError, RunCancelledError, RunFailedError, WaitTimeoutError
 from agentq.heartbeat import Heartbeat
 from agentq.ids import new_id
-from agentq.inputs import checked_key, checked_limits, checked_tags, checked_text, json_object, shown_name, shown_reason
+from agentq.inputs import (
+    checked_key,
+    checked_limits,
+    checked_tags,
+    checked_text,
+    json_object,
+    shown_name,
+    shown_reason,
+    whoami,
+)
 from agentq.messages import Message
 from agentq.providers.registry import resolve
 from agentq.registry import by_name, unknown
@@ -35,6 +44,8 @@ from agentq.wire import StepMessage, WakeUp
 logger = logging.getLogger(__name__)
 
 _NO_WORKER_SECS = 3.0
+# Of runs enqueued together, so many are announced at once; the workers' sweeps announce the others as fast as they can.
+ANNOUNCED = 200
 
 
 class Client:
@@ -118,11 +129,59 @@ class Client:
         Raises UnknownAgentError, ConfigError for values that cannot be stored, ThreadBusyError, UnavailableError
         (nothing is stored then). A broker that is away does not matter: workers find the run.
         """
+        new = self._new_run(agent, text, tags, context, limits, allow_unknown=allow_unknown)
+        key, thread_id = checked_key("idempotency_key", idempotency_key), checked_key("thread", thread)
+        new = replace(new, idempotency_key=key, thread_id=thread_id)
+        # The lock of a thread lasts as long as a transaction.
+        enough = self.database.autocommit if new.thread_id is None else self.database.transaction
+        with enough() as connection:
+            run_id = enqueue.insert(connection, new, patience_secs=patience_secs(self.settings.lease_secs))
+        if run_id == new.id:
+            self.control.saver.send([StepMessage(run_id, 0)])
+        return self.handle(run_id)
+
+    def enqueue_many(
+        self,
+        agent: str,
+        texts: Sequence[str],
+        *,
+        tags: Mapping[str, str] | None = None,
+        context: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        allow_unknown: bool = False,
+    ) -> list["Handle"]:
+        """Store a run of ``agent`` for each of ``texts``, all or none, and wake workers; the handles are in that order.
+
+        What else is given is the same for all: see ``enqueue``. Much faster than one by one: ten thousand runs are one
+        statement. Raises what ``enqueue`` raises, for the first text that cannot be taken.
+        """
+        if isinstance(texts, str):
+            raise ConfigError("enqueue_many takes a list of texts; for one text there is enqueue")
+        if not texts:
+            return []
+        first = self._new_run(agent, texts[0], tags, context, limits, allow_unknown=allow_unknown)
+        new = [first, *(replace(first, id=new_id("run"), text=checked_text(text)) for text in texts[1:])]
+        with self.database.transaction() as connection:
+            patience = patience_secs(self.settings.lease_secs)
+            enqueue.insert_many(connection, new, announced=ANNOUNCED, patience_secs=patience)
+        self.control.saver.send([StepMessage(run.id, 0) for run in new[:ANNOUNCED]])
+        return [self.handle(run.id) for run in new]
+
+    def _new_run(
+        self,
+        agent: str,
+        text: str,
+        tags: Mapping[str, str] | None,
+        context: Mapping[str, Any] | None,
+        limits: Mapping[str, Any] | None,
+        *,
+        allow_unknown: bool,
+    ) -> NewRun:
         check_name("agent", agent)
         changed = checked_limits(limits)
         if not allow_unknown:
             self._check_agent(agent)
-        new = NewRun(
+        return NewRun(
             id=new_id("run"),
             agent=agent,
             text=checked_text(text),
@@ -130,14 +189,7 @@ class Client:
             run_secs=self._run_secs(agent, changed),
             context=json_object("context", context),
             tags=checked_tags(tags),
-            idempotency_key=checked_key("idempotency_key", idempotency_key),
-            thread_id=checked_key("thread", thread),
         )
-        with self.database.transaction() as connection:
-            run_id = enqueue.insert(connection, new, patience_secs=patience_secs(self.settings.lease_secs))
-        if run_id == new.id:
-            self.control.saver.send([StepMessage(run_id, 0)])
-        return self.handle(run_id)
 
     def _run_secs(self, agent: str, changed: Mapping[str, Any]) -> float | None:
         known = self.agents[agent].limits.run_secs if agent in self.agents else None
@@ -373,11 +425,3 @@ def with_embedded(settings: Settings, services: "embedded.Embedded | None") -> S
         "broker_url": settings.broker_url or services.broker_url,
     }
     return settings.model_copy(update=urls)
-
-
-def whoami() -> str:
-    """Who decides, when nobody is named: the user of this machine."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):
-        return socket.gethostname()

@@ -33,6 +33,9 @@ class Settings(BaseModel):
     lease_secs: float = Field(default=15.0, ge=1.0, le=30.0, description="until a dead worker's step is taken over")
     stop_secs: float = Field(default=25.0, ge=0.0, description="that a stopping worker's work in hand may still take")
     db_pool_size: int = Field(default=5, ge=1, description="Postgres connections a process keeps at most")
+    local_steps: int = Field(
+        default=64, ge=0, description="steps that may follow one in its process, without a message"
+    )
     concurrency: int = Field(default=16, ge=1, description="steps at once in a worker (threads)")
     tool_concurrency: int = Field(default=4, ge=1, description="tool calls at once in a worker (processes)")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="of agentq worker")

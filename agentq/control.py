@@ -17,8 +17,9 @@ from agentq.services import Services
 from agentq.steps.base import call_hooks, context
 from agentq.steps.tool_batch import CallDone, interrupted
 from agentq.storage import children, control, queries
+from agentq.storage.events import NewEvent
 from agentq.storage.rows import CallRef
-from agentq.storage.steps import Again, NewEvent
+from agentq.storage.steps import Again
 from agentq.transition import decide, time_is_over
 
 logger = logging.getLogger(__name__)
@@ -49,9 +50,9 @@ class Control:
                 return
             snapshot, _ = control.lock(connection, run_id)
             transition = decide(snapshot, Decided())
-            wake_ups = self.saver.apply(connection, transition, None, [])
+            after, wake_ups = self.saver.apply(connection, transition, None, [])
         self.saver.send(wake_ups)
-        self.after(transition.snapshot)
+        self.after(after)
 
     def settle_call(
         self,

@@ -17,19 +17,22 @@ from agentq.errors import AgentqError, ConfigError, ErrorInfo, LeaseLost, Unavai
 from agentq.heartbeat import Lease
 from agentq.limits import MAX_ATTEMPTS
 from agentq.messages import ToolResult
-from agentq.outcomes import BatchOpened, CallsFinished, Failed, Unclear
+from agentq.outcomes import BatchOpened, CallsFinished, Failed, Transition, Unclear
 from agentq.run import OpenCall, Snapshot
-from agentq.saving import CallEnd, call_data
+from agentq.saving import CallEnd, call_data, following_step
 from agentq.services import Services
+from agentq.stay import Stay
 from agentq.steps.base import Done
 from agentq.steps.model import call_model
 from agentq.steps.recall import recall
 from agentq.steps.review import review
 from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, run_call, unknown_tool
 from agentq.storage import calls, leases, steps
-from agentq.storage.calls import ClaimedCall
+from agentq.storage.calls import ClaimedCall, Lane
+from agentq.storage.commits import CancelRequested
+from agentq.storage.events import NewEvent
 from agentq.storage.rows import CallRef, Claim
-from agentq.storage.steps import Again, CancelRequested, NewEvent
+from agentq.storage.steps import Again
 from agentq.text import told
 from agentq.transition import decide, out_of_time
 from agentq.wire import CallMessage
@@ -53,7 +56,7 @@ _BODIES: dict[str, Callable[[Snapshot, AgentSpec, Services], Done]] = {
 class Engine(Control):
     """Does steps and calls for one process. Every method is safe to repeat and to run anywhere at the same time.
 
-    Each works in a copy of the context: what a hook sets in a ContextVar is seen by its tool, and not by the next run.
+    Each works in a copy of the context: what a hook sets in a ContextVar is seen by its tool, and not by the next step.
     """
 
     # ------------------------------------------------------------------------------------------------ a step
@@ -63,9 +66,6 @@ class Engine(Control):
 
         Raises UnavailableError when the database is gone; the sweep repairs that.
         """
-        copy_context().run(self._run_step, run_id, seq)
-
-    def _run_step(self, run_id: str, seq: int) -> None:
         services, token = self.services, uuid4()
         with self._claiming(run_id, lambda: self.saver.give_back(Claim(run_id, seq, token, 0))) as connection:
             claimed = steps.claim(
@@ -79,10 +79,11 @@ class Engine(Control):
         if agent is None:
             self._hand_back(claim, snapshot)
             return
-        snapshot = prepare(snapshot, agent)
+        stay = Stay(services.local_steps, services.may_stay)
+        held: tuple[Claim, Snapshot] | None = (claim, snapshot)
         with self._letting_go(claim):
-            services.probe("claimed", snapshot.phase)
-            self._do_step(claim, snapshot, agent)
+            while held is not None:
+                held = copy_context().run(self._do_step, held[0], prepare(held[1], agent), agent, stay)
 
     @contextmanager
     def _claiming(self, run_id: str, give_back: Callable[[], Again]) -> Iterator[Connection]:
@@ -117,7 +118,9 @@ class Engine(Control):
             )
         self.go_on(claim.run_id, again)
 
-    def _do_step(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec) -> None:
+    def _do_step(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, stay: Stay) -> tuple[Claim, Snapshot] | None:
+        """One step; the answer is the next one, where it is ours to do as well."""
+        self.services.probe("claimed", snapshot.phase)
         started = time.monotonic()
         only = snapshot.only_call
         with self._hold(claim, only.timeout_secs if only else _bound_secs(snapshot, agent)) as lease:
@@ -127,7 +130,7 @@ class Engine(Control):
                 # Nothing has been begun: the outage is no fault of this step.
                 logger.warning("run %s: given back: %s", claim.run_id, error)
                 self.go_on(claim.run_id, self.saver.give_back(claim))
-                return
+                return None
             except LeaseLost:
                 raise
             except Exception as error:
@@ -136,12 +139,12 @@ class Engine(Control):
                     done = self.unclear(snapshot, only)
                 elif claim.attempt < MAX_ATTEMPTS:
                     self._try_again(claim, snapshot, error)
-                    return
+                    return None
                 else:
                     done = Done(Failed(_internal(error)))
             done.data["ms"] = round((time.monotonic() - started) * 1000)
             self.services.probe("effect", snapshot.phase)
-            self.settle(claim, snapshot, done)
+            return self.settle(claim, snapshot, done, stay)
 
     def _hold(self, claim: Claim, limit_secs: float) -> AbstractContextManager[Lease]:
         """Keep the lease until some time after the limit, then let it go, so that the sweep finds what hangs.
@@ -150,7 +153,7 @@ class Engine(Control):
         """
         services = self.services
         at_most = limit_secs + GRACE_SECS + services.lease_secs / 3
-        return services.heartbeat.hold(claim.token, claim.run_id, at_most_secs=at_most)
+        return services.heartbeat.hold(claim.token, claim.run_id, at_most_secs=at_most, sure_until=claim.sure_until)
 
     def _body(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, lease: Lease) -> Done:
         late = out_of_time(snapshot)
@@ -193,51 +196,65 @@ class Engine(Control):
             )
         self.go_on(claim.run_id, again)
 
-    def settle(self, claim: Claim, snapshot: Snapshot, done: Done) -> None:
-        """Commit what a step brought and send what follows. Raises LeaseLost when the step is no longer ours."""
+    def settle(
+        self, claim: Claim, snapshot: Snapshot, done: Done, stay: Stay | None = None
+    ) -> tuple[Claim, Snapshot] | None:
+        """Commit what a step brought and send what follows; the answer is the next step where it follows here.
+
+        Raises LeaseLost when the step is no longer ours.
+        """
         transition = decide(snapshot, done.outcome)
+        stays = stay is not None and _may_follow(claim, transition) and stay.goes_on()
         data: dict[str, Any] = {"phase": snapshot.phase, "seq": snapshot.seq, "attempt": claim.attempt}
         data["worker"] = self.services.worker
         retry = {"retry": transition.note} if transition.note else {}
         data |= done.data | retry
         event = NewEvent("step", data)
-        committed, wake_ups = self.saver.commit(claim.token, transition, event, done.arguments)
+        asked = self.services.clock()
+        committed, wake_ups = self.saver.commit(claim.token, transition, event, done.arguments, stays=stays)
         self.services.probe("committed", snapshot.phase)
+        self.services.transcripts.add(snapshot.run_id, transition.messages)
         self.saver.send(wake_ups)
         self.services.probe("announced", snapshot.phase)
         where = committed.status if committed.status != "running" else committed.phase
         logger.info("%s %s: %s, %s ms, then %s", snapshot.run_id, snapshot.agent, snapshot.phase, data.get("ms"), where)
         self.after(committed)
+        if committed.is_terminal:
+            self.services.transcripts.forget(committed.run_id)
+        if not stays or committed.is_terminal:
+            return None
+        # The commit leaves the lease half its time at least.
+        sure_until = asked + self.services.lease_secs / 2
+        return replace(claim, seq=committed.seq, attempt=1, forgotten=False, sure_until=sure_until), committed.begin()
 
     # ------------------------------------------------------------------------------------------------ a call of a batch
 
     def run_call(self, run_id: str, seq: int, index: int) -> CallEnd:
         """Run one call of a batch. The answer says what follows, for the lane or for the chord's barrier to send."""
-        return copy_context().run(self._run_call, run_id, seq, index)
-
-    def _run_call(self, run_id: str, seq: int, index: int) -> CallEnd:
         services, token = self.services, uuid4()
-        with self._claiming(run_id, lambda: self.saver.give_back_call(run_id, seq, index, token)) as connection:
+        with self._claiming(run_id, lambda: self.saver.give_back_call(run_id, seq, token)) as connection:
             claimed = calls.claim(
                 connection, run_id, seq, index, lease_secs=services.lease_secs, worker=services.worker, token=token
             )
         if claimed is None:
             logger.debug("run %s: call %d of step %d is taken or history", run_id, index, seq)
             return CallEnd()
-        end = CallEnd()
+        agent = services.agents.get(claimed.snapshot.agent)
+        if agent is None:
+            logger.error("run %s needs agent %r, which this worker does not have", run_id, claimed.snapshot.agent)
+            with services.database.autocommit() as connection:
+                # Not sent again at once: the sweep does that, and another worker may be the one to take it.
+                calls.rearm(connection, claimed, patience_secs=services.patience_secs, forgive=True)
+            return CallEnd()
+        end, stay = CallEnd(here=claimed), Stay(services.local_steps, services.may_stay)
         with self._letting_go(claimed.claim):
-            services.probe("claimed", "call")
-            agent = services.agents.get(claimed.snapshot.agent)
-            if agent is None:
-                logger.error("run %s needs agent %r, which this worker does not have", run_id, claimed.snapshot.agent)
-                with services.database.autocommit() as connection:
-                    # Not sent again at once: the sweep does that, and another worker may be the one to take it.
-                    calls.rearm(connection, claimed, patience_secs=services.patience_secs, forgive=True)
-            else:
-                end = self._do_call(claimed, agent)
+            while end.here is not None:
+                end = copy_context().run(self._do_call, end.here, agent, stay)
         return end
 
-    def _do_call(self, claimed: ClaimedCall, agent: AgentSpec) -> CallEnd:
+    def _do_call(self, claimed: ClaimedCall, agent: AgentSpec, stay: Stay) -> CallEnd:
+        """One call; the answer has the next one, where it is ours to do as well."""
+        self.services.probe("claimed", "call")
         claim, call, started = claimed.claim, claimed.call, time.monotonic()
         data: dict[str, object] = {"attempt": claim.attempt, "worker": self.services.worker}
         if claim.forgotten and not call.may_run_again:
@@ -255,11 +272,31 @@ class Engine(Control):
             except UnavailableError as error:
                 # As for a step: nothing has been begun.
                 logger.warning("run %s: call %d given back: %s", claim.run_id, call.index, error)
-                again = self.saver.give_back_call(claim.run_id, claim.seq, call.index, claim.token)
+                again = self.saver.give_back_call(claim.run_id, claim.seq, claim.token)
                 return CallEnd(next=again.wake_up if isinstance(again.wake_up, CallMessage) else None)
             self.services.probe("effect", "call")
             data |= {"ms": round((time.monotonic() - started) * 1000)}
-            return self.finish_call(claimed.ref, done, claim, data)
+            return self._finish_lane(claimed, done, data, stay)
+
+    def _finish_lane(self, claimed: ClaimedCall, done: CallDone, data: dict[str, object], stay: Stay) -> CallEnd:
+        services, claim, call = self.services, claimed.claim, claimed.call
+        lane = None
+        if stay.goes_on():
+            # Celery's own time limits were set by the lane's first call: no later one may take longer.
+            lane = Lane(claim.token, services.worker, services.lease_secs, call.queue, call.timeout_secs)
+        asked = services.clock()
+        try:
+            end = self.finish_call(claimed.ref, done, claim, data, lane=lane)
+        except LeaseLost:
+            # Saved before, perhaps, by a try whose answer was lost: then the next call has been claimed with it.
+            again = self.saver.give_back_call(claim.run_id, claim.seq, claim.token)
+            self.go_on(claim.run_id, again)
+            raise
+        if end.here is None:
+            return end
+        services.probe("announced", "call")
+        sure_until = asked + services.lease_secs / 2
+        return replace(end, here=replace(end.here, claim=replace(end.here.claim, sure_until=sure_until)))
 
     def unclear_call(self, claimed: ClaimedCall, data: dict[str, object]) -> CallEnd:
         """The same for a call of a batch. Raises LeaseLost."""
@@ -270,14 +307,21 @@ class Engine(Control):
                 return self.saver.ask(claimed, asked_for(snapshot, call, self.services).arguments, data)
         return self.finish_call(claimed.ref, CallDone(interrupted(call)), claimed.claim, data)
 
-    def finish_call(self, ref: CallRef, done: CallDone, claim: Claim, data: dict[str, object]) -> CallEnd:
+    def finish_call(
+        self, ref: CallRef, done: CallDone, claim: Claim, data: dict[str, object], *, lane: Lane | None = None
+    ) -> CallEnd:
         """Save a call of a batch and see to the end of the run where it brings one. Raises LeaseLost."""
-        end, snapshot = self.saver.finish_call(ref, done, claim.token, data)
+        end, snapshot = self.saver.finish_call(ref, done, claim.token, data, lane=lane)
         self.services.probe("committed", "call")
         came_back = done.result.code or done.result.status
         logger.info("%s %s: call %d, %s, %s", ref.run_id, snapshot.agent, ref.index, done.result.name, came_back)
         self.after(snapshot)
         return end
+
+
+def _may_follow(claim: Claim, transition: Transition) -> bool:
+    """Whether the next step is due now, and is one that this process would be sent."""
+    return transition.delay_secs == 0 and following_step(transition).queue == claim.queue
 
 
 def _is_gone(call: OpenCall, agent: AgentSpec) -> bool:

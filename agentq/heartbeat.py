@@ -18,11 +18,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Lease:
-    """One held lease; ``cancelled`` is set when somebody asked to cancel the run, or when the lease is lost."""
+    """One held lease; ``cancelled`` is set when somebody asked to cancel the run, or when the lease is lost.
+
+    For ``sure_until`` see Claim.
+    """
 
     token: UUID
     run_id: str
     until: float
+    sure_until: float | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
 
 
@@ -37,9 +41,11 @@ class Heartbeat:
         self._pid = 0
 
     @contextmanager
-    def hold(self, token: UUID, run_id: str, *, at_most_secs: float) -> Iterator[Lease]:
+    def hold(
+        self, token: UUID, run_id: str, *, at_most_secs: float, sure_until: float | None = None
+    ) -> Iterator[Lease]:
         """Keep one lease alive, but no longer than ``at_most_secs``: work that hangs is then found by the sweep."""
-        lease = Lease(token, run_id, time.monotonic() + at_most_secs)
+        lease = Lease(token, run_id, time.monotonic() + at_most_secs, sure_until)
         self._add(lease)
         try:
             yield lease

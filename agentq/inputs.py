@@ -1,5 +1,7 @@
 """What a producer gives with a run, checked before anything is stored."""
 
+import getpass
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,3 +61,11 @@ def shown_name(name: str) -> str:
 def shown_reason(reason: str | None) -> str | None:
     """Why a person rejected a call, as the model sees it."""
     return cut(clean(reason), MAX_REASON_CHARS) if reason else None
+
+
+def whoami() -> str:
+    """Who decides, when nobody is named: the user of this machine."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError):
+        return socket.gethostname()

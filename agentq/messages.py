@@ -114,5 +114,11 @@ Message = Annotated[UserMessage | AssistantMessage | ToolMessage, Field(discrimi
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
 
+def dump_message(message: Message) -> str:
+    """JSON text without what is as usual; the role, which is as usual in each of them, tells them apart."""
+    rest = message.model_dump_json(exclude_defaults=True)[1:]
+    return f'{{"role":"{message.role}"{"," if rest != "}" else ""}{rest}'
+
+
 def load_message(payload: str) -> Message:
     return _MESSAGE.validate_json(payload)

@@ -15,9 +15,10 @@ from agentq.saving import CallEnd
 from agentq.steps.base import Done
 from agentq.steps.tool_batch import CallDone, crashed, timed_out
 from agentq.storage import calls, leases, steps
+from agentq.storage.events import NewEvent
 from agentq.storage.leases import Due
 from agentq.storage.rows import Claim
-from agentq.storage.steps import NewEvent
+from agentq.storage.steps import Again
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def sweep(engine: Engine, *, limit: int = 100, mine: Sequence[str] = (), spare_l
     left = [due for due in found if due.kind != "fading" and not (spare_leases and due.leased)]
     lost = [due for due in left if due.leased or due.kind == "late" or due.status in TERMINAL]
     _each(engine, lost, _look_at)
-    _each(engine, [due for due in left if due not in lost], _announce_again)
+    _announce_again(engine, [due for due in left if due not in lost])
     return len(left)
 
 
@@ -95,21 +96,34 @@ def _look_at(engine: Engine, due: Due) -> None:
         _recover_call(engine, due)
 
 
-def _announce_again(engine: Engine, due: Due) -> bool:
-    """Send a wake-up that is due, or was lost; False while the broker is away."""
+def _announce_again(engine: Engine, found: list[Due]) -> None:
+    """Send wake-ups that are due, or were lost; none after the first that the broker does not take."""
     database, patience = engine.services.database, engine.services.patience_secs
-    with database.autocommit() as connection:
-        again = (
-            leases.reannounce_step(connection, due.run_id, patience_secs=patience)
-            if due.kind == "run"
-            else leases.reannounce_call(connection, due.ref, patience_secs=patience)
-        )
-    if engine.go_on(due.run_id, again):
-        return True
-    with database.autocommit() as connection:
-        # It costs no patience: the next round begins with it, as soon as the broker is back.
-        leases.hasten(connection, due)
-    return False
+    runs = [due.run_id for due in found if due.kind == "run"]
+    again: dict[str, Again] = {}
+    if runs:
+        with database.autocommit() as connection:
+            again = leases.reannounce_steps(connection, runs, patience_secs=patience)
+
+    def announce(engine: Engine, due: Due) -> bool:
+        if due.kind == "run":
+            wake_up = again.pop(due.run_id, Again())
+        else:
+            with database.autocommit() as connection:
+                wake_up = leases.reannounce_call(connection, due.ref, patience_secs=patience)
+        is_sent = engine.go_on(due.run_id, wake_up)
+        if not is_sent and due.kind == "run":
+            again[due.run_id] = wake_up
+        elif not is_sent:
+            with database.autocommit() as connection:
+                leases.hasten_call(connection, due.ref)
+        return is_sent
+
+    _each(engine, found, announce)
+    if again:
+        with database.autocommit() as connection:
+            # It costs no patience: the next round begins with them, as soon as the broker is back.
+            leases.hasten_steps(connection, list(again))
 
 
 def _recover_step(engine: Engine, due: Due, *, gone: str | None = None, forgive: bool = False) -> None:

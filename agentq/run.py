@@ -121,6 +121,13 @@ class Snapshot:
         pending = self.pending if self.phase == "tools" else ()
         return pending[0] if len(pending) == 1 and pending[0].kind == "tool" else None
 
+    def begin(self) -> "Snapshot":
+        """The snapshot as a step works on it that may run a call itself."""
+        only = self.only_call
+        if only is None:
+            return self
+        return replace(self, calls=tuple(replace(call, begun=True) if call == only else call for call in self.calls))
+
     def close_call(self, index: int) -> "Snapshot":
         done = tuple(replace(call, status="done") if call.index == index else call for call in self.calls)
         return replace(self, calls=done)

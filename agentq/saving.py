@@ -3,7 +3,8 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -17,11 +18,13 @@ from agentq.run import ApprovalKind, OpenCall, Progress, Snapshot
 from agentq.services import Services
 from agentq.steps.review import reply_of_turn
 from agentq.steps.tool_batch import CallDone
-from agentq.storage import calls, children, enqueue, steps
-from agentq.storage.calls import ClaimedCall
+from agentq.storage import calls, children, commits, enqueue, steps
+from agentq.storage.calls import ClaimedCall, Lane
+from agentq.storage.commits import CancelRequested, Next
 from agentq.storage.enqueue import NewRun
+from agentq.storage.events import NewEvent
 from agentq.storage.rows import CallRef, Claim
-from agentq.storage.steps import Again, CancelRequested, NewEvent, Next
+from agentq.storage.steps import Again
 from agentq.transition import cancel, decide
 from agentq.wire import STEP_QUEUE, BatchMessage, CallMessage, StepMessage, WakeUp
 
@@ -35,10 +38,14 @@ OUTAGE_SECS = 60.0
 
 @dataclass(frozen=True)
 class CallEnd:
-    """What follows a call of a batch: the lane's ``next`` call, or the step after it when it was the ``last``."""
+    """What follows a call of a batch: the lane's ``next`` call, or the step after it when it was the ``last``.
+
+    ``here`` is the lane's next call where the same process has it already.
+    """
 
     next: CallMessage | None = None
     last: StepMessage | None = None
+    here: ClaimedCall | None = None
 
     @property
     def wake_ups(self) -> list[WakeUp]:
@@ -52,21 +59,31 @@ class Saver:
         self._services = services
 
     def commit(
-        self, token: UUID, transition: Transition, event: NewEvent, arguments: dict[int, str]
+        self, token: UUID, transition: Transition, event: NewEvent, arguments: dict[int, str], *, stays: bool = False
     ) -> tuple[Snapshot, list[WakeUp]]:
-        """Save a step; where the run is to be cancelled, it ends with what the step brought. Raises LeaseLost."""
-        database = self._services.database
+        """Save a step; where the run is to be cancelled, it ends with what the step brought. Raises LeaseLost.
+
+        With ``stays`` the lease is kept for the next step, which is then ours to do: nothing is to be sent.
+        """
+
+        def save(transition: Transition, **options: Any) -> tuple[Snapshot, list[WakeUp]]:
+            with self._enough_for(transition) as connection:
+                return self.apply(connection, transition, token, [event], **options)
 
         def attempt() -> tuple[Snapshot, list[WakeUp]]:
             try:
-                with database.transaction() as connection:
-                    return transition.snapshot, self.apply(connection, transition, token, [event], arguments=arguments)
+                return save(transition, arguments=arguments, stays=stays)
             except CancelRequested:
-                ended = cancel(transition)
-                with database.transaction() as connection:
-                    return ended.snapshot, self.apply(connection, ended, token, [event], even_if_cancelled=True)
+                return save(cancel(transition), even_if_cancelled=True)
 
         return self._patiently(attempt)
+
+    def _enough_for(self, transition: Transition) -> AbstractContextManager[Connection]:
+        """A transaction where one statement is not all: it costs two round trips more."""
+        database = self._services.database
+        opens_batch = _opens_batch(transition)
+        is_one = commits.is_one_statement(transition) and not opens_batch
+        return database.autocommit() if is_one else database.transaction()
 
     def give_back(self, claim: Claim) -> Again:
         """A step that was not begun, because the database went away; waits for it, and does not count the attempt."""
@@ -77,25 +94,28 @@ class Saver:
 
         return self._patiently(attempt)
 
-    def give_back_call(self, run_id: str, seq: int, index: int, token: UUID) -> Again:
+    def give_back_call(self, run_id: str, seq: int, token: UUID) -> Again:
         """The same for a call of a batch."""
 
         def attempt() -> Again:
             with self._services.database.autocommit() as connection:
                 patience = self._services.patience_secs
-                return Again(calls.unclaim(connection, run_id, seq, index, token, patience_secs=patience, forgive=True))
+                return Again(calls.unclaim(connection, run_id, seq, token, patience_secs=patience, forgive=True))
 
         return self._patiently(attempt)
 
     def finish_call(
-        self, ref: CallRef, done: CallDone, token: UUID | None, data: dict[str, Any]
+        self, ref: CallRef, done: CallDone, token: UUID | None, data: dict[str, Any], *, lane: Lane | None = None
     ) -> tuple[CallEnd, Snapshot]:
-        """Save one call of a batch; the last to come back takes the run on. Raises LeaseLost when it is not ours."""
+        """Save one call of a batch; the last to come back takes the run on. Raises LeaseLost when it is not ours.
+
+        With ``lane`` the next call is claimed as well, where it is one for the process that has the lane.
+        """
         event = NewEvent("call", {"index": ref.index} | data | done.data | call_data(done.result.name, done.result))
 
         def attempt() -> tuple[CallEnd, Snapshot]:
             with self._services.database.transaction() as connection:
-                return self._finish(connection, ref, done, token, event)
+                return self._finish(connection, ref, done, token, event, lane=lane)
 
         return self._patiently(attempt)
 
@@ -134,6 +154,7 @@ class Saver:
         event: NewEvent,
         *,
         was_asked: bool = False,
+        lane: Lane | None = None,
     ) -> tuple[CallEnd, Snapshot]:
         finished = calls.finish(connection, ref, done.result, token=token, event=event, was_asked=was_asked)
         snapshot = finished.snapshot
@@ -145,13 +166,15 @@ class Saver:
             transition = decide(calls.with_calls(connection, snapshot), outcome)
         else:
             # A sub-agent's call held no lane, so it leaves none free.
-            is_lane = token is not None
-            patience = self._services.patience_secs
-            following = calls.announce_next(connection, snapshot, patience_secs=patience) if is_lane else None
-            return CallEnd(next=following), snapshot
-        wake_ups = self.apply(connection, transition, None, [], even_if_cancelled=True)
+            return self._go_on_lane(connection, snapshot, lane) if token is not None else CallEnd(), snapshot
+        after, wake_ups = self.apply(connection, transition, None, [], even_if_cancelled=True)
         last = next((wake_up for wake_up in wake_ups if isinstance(wake_up, StepMessage)), None)
-        return CallEnd(last=last), transition.snapshot
+        return CallEnd(last=last), after
+
+    def _go_on_lane(self, connection: Connection, snapshot: Snapshot, lane: Lane | None) -> CallEnd:
+        if lane is not None and (here := calls.take_next(connection, snapshot, lane)):
+            return CallEnd(here=here)
+        return CallEnd(next=calls.announce_next(connection, snapshot, patience_secs=self._services.patience_secs))
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         """Save on a fresh connection when the server went away; the fence makes a second try safe."""
@@ -176,10 +199,16 @@ class Saver:
         *,
         even_if_cancelled: bool = False,
         arguments: dict[int, str] | None = None,
-    ) -> list[WakeUp]:
-        """Write a transition in the caller's transaction; the answer is what to send once it is committed."""
-        following = _following_step(transition)
-        steps.commit(
+        stays: bool = False,
+    ) -> tuple[Snapshot, list[WakeUp]]:
+        """Write a transition in the caller's transaction; the answer is the run, and what to send once it is committed.
+
+        With ``stays`` the next step follows in this process: see commit.
+        """
+        following = following_step(transition)
+        if stays:
+            following = replace(following, lease_secs=self._services.lease_secs)
+        age_secs = commits.commit(
             connection,
             transition,
             token=token,
@@ -189,17 +218,17 @@ class Saver:
             even_if_cancelled=even_if_cancelled,
             arguments=arguments,
         )
-        snapshot = transition.snapshot
+        snapshot = replace(transition.snapshot, age_secs=age_secs)
+        if stays:
+            return snapshot, []
         if transition.delay_secs == 0:
-            return [StepMessage(snapshot.run_id, snapshot.seq, following.queue, following.timeout_secs)]
-        if snapshot.phase == "tools" and snapshot.status == "running":
-            return self._open_batch(connection, snapshot)
-        return []
+            return snapshot, [StepMessage(snapshot.run_id, snapshot.seq, following.queue, following.timeout_secs)]
+        return snapshot, self._open_batch(connection, snapshot) if _opens_batch(transition) else []
 
     def _open_batch(self, connection: Connection, snapshot: Snapshot) -> list[WakeUp]:
         """Start the sub-agents' runs and the first lanes."""
         wake_ups: list[WakeUp] = list(self._start_children(connection, snapshot))
-        lanes = steps.announce_first(connection, snapshot, patience_secs=self._services.patience_secs)
+        lanes = commits.announce_first(connection, snapshot, patience_secs=self._services.patience_secs)
         if lanes:
             wake_ups.append(BatchMessage(lanes, StepMessage(snapshot.run_id, snapshot.seq + 1)))
         return wake_ups
@@ -248,7 +277,12 @@ def call_data(tool: str, result: ToolResult) -> dict[str, Any]:
     return {"tool": tool, "status": result.status} | ({"code": result.code} if result.code else {})
 
 
-def _following_step(transition: Transition) -> Next:
+def _opens_batch(transition: Transition) -> bool:
+    snapshot = transition.snapshot
+    return transition.delay_secs is None and snapshot.phase == "tools" and snapshot.status == "running"
+
+
+def following_step(transition: Transition) -> Next:
     """The queue of the next step: that of its tool where it runs one itself."""
     only = transition.snapshot.only_call
     if only is not None and transition.delay_secs is not None:

@@ -1,7 +1,9 @@
 """What steps and the engine work with: the database, the agents, the models and the broker of one process."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from agentq.agent import AgentSpec
@@ -9,6 +11,12 @@ from agentq.dispatch import Dispatcher
 from agentq.heartbeat import Heartbeat
 from agentq.providers.base import Provider
 from agentq.storage.database import Database
+from agentq.transcripts import Transcripts
+
+
+def boot_time() -> float:
+    """Seconds that go on while the machine sleeps: what was a lease before may not be one after."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def no_probe(point: str, what: str) -> None:
@@ -27,6 +35,15 @@ class Services:
     worker: str
     lease_secs: float = 15.0
     probe: Callable[[str, str], None] = field(default=no_probe)
+    # How many steps may follow the first one of a message in the same process, and whether it may take any more.
+    local_steps: int = 0
+    may_stay: Callable[[], bool] = field(default=lambda: True)
+    clock: Callable[[], float] = boot_time
+
+    @cached_property
+    def transcripts(self) -> Transcripts:
+        """What this process knows of conversations."""
+        return Transcripts(self.database)
 
     @property
     def patience_secs(self) -> float:

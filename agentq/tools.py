@@ -13,6 +13,7 @@ from agentq.limits import LONGEST_SECS
 from agentq.run import OnUnknown
 from agentq.text import clean
 from agentq.unknown import Probe, Rule, checked_rule
+from agentq.wire import STEP_QUEUE
 
 # Safe at every provider: OpenAI and Anthropic refuse other characters, Gemini a leading digit.
 NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_-]{0,63}")
@@ -24,7 +25,8 @@ class Tool:
     """A function with its name, description and parameters, made by :func:`tool`; calling it calls the function.
 
     ``timeout`` is in seconds (None: the run's ``tool_timeout_secs``); ``queue`` routes it to other workers;
-    ``on_unknown`` says what becomes of a call whose worker was lost, ``probe`` asks the destination then.
+    ``on_unknown`` says what becomes of a call whose worker was lost, ``probe`` asks the destination then; ``inline``
+    lets it run where the steps run.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Tool:
     queue: str | None = None
     on_unknown: OnUnknown = "report"
     probe: Probe | None = field(default=None, repr=False)
+    inline: bool = False
     # The agent behind ``Agent.as_tool()``; typed loosely because agents are built of tools.
     agent: Any = field(default=None, repr=False)
 
@@ -61,6 +64,7 @@ def tool(
     queue: str | None = None,
     idempotent: bool = False,
     on_unknown: Rule | Callable[..., Any] | None = None,
+    inline: bool = False,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 
 
@@ -74,6 +78,7 @@ def tool(
     queue: str | None = None,
     idempotent: bool = False,
     on_unknown: Rule | Callable[..., Any] | None = None,
+    inline: bool = False,
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function, sync or async: the schema comes from its signature, the description from its docs.
 
@@ -86,8 +91,13 @@ def tool(
     it names and the context, within the tool's time limit, and returns ``Happened(result)`` or ``NotHappened()`` (the
     tool runs again); whatever else it does counts as ``"report"``.
 
+    ``inline=True`` is for what is quick and trusted, such as a look into a cache: it runs in the process that called
+    the model, with no message to a tool process and back. That process does other runs' steps in other threads: a sync
+    function that hangs there cannot be stopped, and one that kills its process takes their steps along (they are done
+    again, by the same rules as ever).
+
     Raises ConfigError for a name that providers refuse, a parameter without a JSON schema, a default that is not JSON,
-    or an ``on_unknown`` that contradicts ``idempotent``.
+    an ``on_unknown`` that contradicts ``idempotent``, or a ``queue`` beside ``inline``.
     """
 
     def build(wrapped: Callable[..., Any]) -> Tool:
@@ -97,7 +107,7 @@ def tool(
         if title == "__call__":
             raise ConfigError(f"a tool made of an object needs a name: tool(name=...)({type(wrapped).__name__} object)")
         check_name("tool", title)
-        _check_options(title, timeout, queue)
+        _check_options(title, timeout, queue, inline=inline)
         parameters = Parameters(wrapped, title)
         rule, probe = checked_rule(title, on_unknown, parameters, idempotent=idempotent)
         return Tool(
@@ -106,9 +116,10 @@ def tool(
             function=wrapped,
             parameters=parameters,
             timeout=timeout,
-            queue=queue,
+            queue=STEP_QUEUE if inline else queue,
             on_unknown=rule,
             probe=probe,
+            inline=inline,
         )
 
     return build if function is None else build(function)
@@ -119,11 +130,15 @@ def _check_function(given: object) -> None:
         raise ConfigError(f"a tool is made of a function, not of {given!r}")
 
 
-def _check_options(tool_name: str, timeout: object, queue: object) -> None:
+def _check_options(tool_name: str, timeout: object, queue: object, *, inline: object) -> None:
     if timeout is not None and not is_duration(timeout):
         raise ConfigError(f"tool {tool_name!r}: timeout must be a positive number of seconds, not {timeout!r}")
     if queue is not None and not (isinstance(queue, str) and _QUEUE.fullmatch(queue)):
         raise ConfigError(f"tool {tool_name!r}: queue {queue!r}: use letters, digits, '.', '-' and '_'")
+    if not isinstance(inline, bool):
+        raise ConfigError(f"tool {tool_name!r}: inline must be True or False, not {inline!r}")
+    if inline and queue is not None:
+        raise ConfigError(f"tool {tool_name!r}: inline runs it with the steps, so it has no queue of its own")
 
 
 def is_duration(seconds: object) -> bool:

@@ -14,20 +14,17 @@ from agentq.run import Snapshot
 from agentq.services import Services
 from agentq.steps.base import Done, call_hooks, context, guarded
 from agentq.steps.plan import plan, structured, with_ids
-from agentq.storage import steps as storage
 
 
 def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done:
     """One call of the model whose turn it is; a provider's fault is an outcome, not an exception."""
-    with services.database.autocommit() as connection:
-        messages = storage.transcript(connection, snapshot.run_id, snapshot.thread_id)
     # A deploy may have shortened the list of fallback models meanwhile.
     chosen = agent.models[min(snapshot.progress.model_index, len(agent.models) - 1)]
     provider, model = services.resolve(chosen)
     request = ModelRequest(
         model=model,
         instructions=_instructions(agent, snapshot.progress.facts),
-        messages=messages,
+        messages=services.transcripts.read(snapshot),
         tools=tool_specs(agent),
         settings=agent.model_settings,
         timeout_secs=_bounded(snapshot, agent),

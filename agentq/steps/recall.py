@@ -12,7 +12,6 @@ from agentq.outcomes import HookEnded, Recalled
 from agentq.run import Snapshot
 from agentq.services import Services
 from agentq.steps.base import Done, call_hooks, context, guarded
-from agentq.storage import steps as storage
 from agentq.text import clean, cut
 
 logger = logging.getLogger(__name__)
@@ -34,8 +33,7 @@ def recall(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done:
 def _facts(snapshot: Snapshot, agent: AgentSpec, services: Services, faults: list[str]) -> tuple[str, ...]:
     if agent.memory is None:
         return ()
-    with services.database.autocommit() as connection:
-        transcript = storage.transcript(connection, snapshot.run_id, snapshot.thread_id)
+    transcript = services.transcripts.read(snapshot)
     asked = next((message.text for message in reversed(transcript) if isinstance(message, UserMessage)), "")
     try:
         recall_facts = partial(agent.memory.recall, context(snapshot), asked)

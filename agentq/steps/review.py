@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 from agentq.agent import AgentSpec
 from agentq.messages import AssistantMessage
 from agentq.outcomes import Reviewed
-from agentq.run import Snapshot
+from agentq.run import OpenCall, Snapshot
 from agentq.services import Services
 from agentq.steps.base import Done
 from agentq.storage import steps as storage
@@ -26,9 +26,14 @@ def review(snapshot: Snapshot, _: AgentSpec, services: Services) -> Done:
 
 
 def reply_of_turn(connection: Connection, snapshot: Snapshot, *, token: UUID | None = None) -> AssistantMessage:
-    """The reply whose calls are open: it stands right before the place of its first result. See message_at."""
-    first = snapshot.calls[0]
-    message = storage.message_at(connection, snapshot.run_id, first.position - first.index - 1, token=token)
+    """The reply whose calls are open. See message_at."""
+    position = reply_position(snapshot.calls[0])
+    message = storage.message_at(connection, snapshot.run_id, position, token=token)
     if not isinstance(message, AssistantMessage):
-        raise TypeError(f"run {snapshot.run_id}: message {first.position - first.index - 1} is not a reply")
+        raise TypeError(f"run {snapshot.run_id}: message {position} is not a reply")
     return message
+
+
+def reply_position(call: OpenCall) -> int:
+    """Where the reply stands that asked for ``call``: right before the places of its results."""
+    return call.position - call.index - 1

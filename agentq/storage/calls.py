@@ -10,7 +10,9 @@ from agentq.errors import LeaseLost
 from agentq.limits import MAX_LANES
 from agentq.messages import ToolMessage, ToolResult
 from agentq.run import OpenCall, Snapshot
-from agentq.storage import steps
+from agentq.storage import commits
+from agentq.storage.commits import CancelRequested, add_result
+from agentq.storage.events import NewEvent, add_events
 from agentq.storage.rows import (
     SNAPSHOT_COLUMNS,
     CallRef,
@@ -26,10 +28,6 @@ from agentq.storage.steps import (
     FORGOT_AT,
     IS_LOST,
     NO_FSYNC,
-    CancelRequested,
-    NewEvent,
-    add_events,
-    add_result,
     open_calls,
     overdue,
 )
@@ -67,8 +65,8 @@ _REARM = text(f"""
         status = 'announced', lease_token = NULL, lease_until = NULL,
         announced_at = CASE WHEN announced_at <= {FORGOT_AT} THEN announced_at ELSE now() END,
         sweep_at = {FIRST_PATIENCE}, attempt = attempt - :forgive
-    WHERE run_id = :run_id AND index = :index AND lease_token = :token
-    RETURNING queue, timeout_secs
+    WHERE run_id = :run_id AND lease_token = :token
+    RETURNING index AS call_index, queue, timeout_secs
 """)
 _LOCK_RUN = text(f"""
     WITH {BOUNDED}
@@ -122,11 +120,21 @@ _FINISH = text("""
 # Stronger than the lock of a claim: who is claiming now is waited for and seen as running.
 _NO_MORE_CLAIMS = text("SELECT 1 FROM agentq.runs WHERE id = :run_id FOR UPDATE")
 _ANNOUNCE_NEXT = text(f"""
-    UPDATE agentq.tool_calls SET status = 'announced', announced_at = now(), sweep_at = {FIRST_PATIENCE}
+    UPDATE agentq.tool_calls c SET status = 'announced', announced_at = now(), sweep_at = {FIRST_PATIENCE}
     WHERE run_id = :run_id AND turn = :turn AND index = (
         SELECT min(index) FROM agentq.tool_calls
         WHERE run_id = :run_id AND turn = :turn AND status = 'pending' AND kind = 'tool')
-    RETURNING index AS call_index, queue, timeout_secs
+    RETURNING {_CALL}
+""")
+_TAKE_NEXT = text(f"""
+    UPDATE agentq.tool_calls c SET
+        status = 'running', announced_at = now(), lease_token = :token,
+        lease_until = now() + make_interval(secs => :lease_secs), worker = :worker, attempt = attempt + 1,
+        claimed_at = now()
+    WHERE run_id = :run_id AND turn = :turn AND queue = :queue AND timeout_secs <= :timeout_secs AND index = (
+        SELECT min(index) FROM agentq.tool_calls
+        WHERE run_id = :run_id AND turn = :turn AND status = 'pending' AND kind = 'tool')
+    RETURNING {_CALL}
 """)
 
 
@@ -141,6 +149,17 @@ class ClaimedCall:
     @property
     def ref(self) -> CallRef:
         return CallRef(self.snapshot.run_id, self.snapshot.turn, self.call.index)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A process that has time for one more call, of the same queue, which may take no longer than the one before."""
+
+    token: UUID
+    worker: str
+    lease_secs: float
+    queue: str
+    timeout_secs: float
 
 
 def claim(
@@ -176,20 +195,18 @@ def rearm(
     connection: Connection, claimed: ClaimedCall, *, patience_secs: float, forgive: bool = False
 ) -> CallMessage | None:
     """Put a call that may run again back on its lane; ``forgive`` does not count the attempt."""
-    claim, index = claimed.claim, claimed.call.index
-    return unclaim(
-        connection, claim.run_id, claim.seq, index, claim.token, patience_secs=patience_secs, forgive=forgive
-    )
+    claim = claimed.claim
+    return unclaim(connection, claim.run_id, claim.seq, claim.token, patience_secs=patience_secs, forgive=forgive)
 
 
 def unclaim(
-    connection: Connection, run_id: str, seq: int, index: int, token: UUID, *, patience_secs: float, forgive: bool
+    connection: Connection, run_id: str, seq: int, token: UUID, *, patience_secs: float, forgive: bool
 ) -> CallMessage | None:
     """The same for a call of which only the claim's token is known; nothing happens where that holds nothing."""
-    values: dict[str, Any] = {"run_id": run_id, "index": index, "token": token}
+    values: dict[str, Any] = {"run_id": run_id, "token": token}
     values |= {"patience_secs": patience_secs, "forgive": int(forgive)}
     row = connection.execute(_REARM, values).first()
-    return None if row is None else CallMessage(run_id, seq, index, row.queue, row.timeout_secs)
+    return None if row is None else CallMessage(run_id, seq, row.call_index, row.queue, row.timeout_secs)
 
 
 @dataclass(frozen=True)
@@ -241,7 +258,7 @@ def ask(connection: Connection, claimed: ClaimedCall, arguments: str, *, event: 
     # Asked under the run's lock, by an UPDATE: another sweep may have taken the call over meanwhile.
     if connection.execute(_PARK, ref.__dict__ | {"token": claimed.claim.token}).first() is None:
         raise LeaseLost(f"run {ref.run_id}: call {ref.index} of turn {ref.turn} belongs to another process or is done")
-    steps.ask(connection, claimed.snapshot, replace(claimed.call, status="asked"), arguments)
+    commits.ask(connection, claimed.snapshot, replace(claimed.call, status="asked"), arguments)
     add_events(connection, ref.run_id, row.event_count, [event])
 
 
@@ -273,3 +290,14 @@ def announce_next(connection: Connection, snapshot: Snapshot, *, patience_secs: 
     return (
         None if row is None else CallMessage(snapshot.run_id, snapshot.seq, row.call_index, row.queue, row.timeout_secs)
     )
+
+
+def take_next(connection: Connection, snapshot: Snapshot, lane: Lane) -> ClaimedCall | None:
+    """Claim the next pending call for the process whose lane has become free; None when it is not for that process."""
+    values = lane.__dict__ | {"run_id": snapshot.run_id, "turn": snapshot.turn}
+    row = connection.execute(_TAKE_NEXT, values).first()
+    if row is None:
+        return None
+    call = to_open_call(row)
+    claim = Claim(snapshot.run_id, snapshot.seq, lane.token, row.attempt, lane.worker, lane.queue)
+    return ClaimedCall(claim, snapshot, call)

@@ -7,8 +7,10 @@ from sqlalchemy import Connection, text
 from agentq.errors import ApprovalNotPendingError, RunNotFoundError
 from agentq.messages import ToolMessage, ToolResult
 from agentq.run import TERMINAL, ApprovalKind, OpenCall, Snapshot
+from agentq.storage.commits import add_result
+from agentq.storage.events import NewEvent, add_events
 from agentq.storage.rows import SNAPSHOT_COLUMNS, to_snapshot
-from agentq.storage.steps import BOUNDED, NewEvent, add_events, add_result, open_calls
+from agentq.storage.steps import BOUNDED, open_calls
 
 _LOCK = text(f"""
     WITH {BOUNDED}

@@ -8,7 +8,7 @@ from typing import Any
 
 from psycopg import ProgrammingError
 from psycopg.conninfo import make_conninfo
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -16,6 +16,8 @@ from agentq.errors import AgentqError, ConfigError, LockedError, SchemaOutdatedE
 
 _UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _UNDEFINED_COLUMN = "42P01", "3F000", "42703"
 _NO_PRIVILEGE, _READ_ONLY, _LOCKED = "42501", "25006", "55P03"
+# A statement is prepared when a connection executes it for so many times.
+PREPARE_THRESHOLD = 3
 # A host that vanished answers nothing: without these a connection to it would hang for minutes or hours.
 _NOTICE_A_DEAD_PEER = {
     "keepalives_idle": 10,
@@ -41,11 +43,22 @@ def _parse(url: str) -> URL:
     return parsed
 
 
+def _prepare_where_it_lasts(connection: Any, _: object) -> None:
+    """Let statements be prepared, which saves their planning, unless a pooler may hand us another session each time.
+
+    The process id that a pooler says at the start of a connection is not that of a server process.
+    """
+    if connection.execute("SELECT pg_backend_pid()").fetchone() == (connection.info.backend_pid,):
+        connection.prepare_threshold = PREPARE_THRESHOLD
+    connection.rollback()
+
+
 class Database:
     """An engine for this process, made at first use and made anew in a forked child.
 
-    ``url`` is a libpq URL (``postgresql://…``). PgBouncer in transaction mode works: no prepared statements and no
-    session state are used. Raises ConfigError for a URL that is none of Postgres.
+    ``url`` is a libpq URL (``postgresql://…``). PgBouncer in transaction mode works: no session state is used, and
+    statements are prepared only where the connection is the server's own. Raises ConfigError for a URL that is
+    none of Postgres.
     """
 
     def __init__(self, url: str, *, pool_size: int = 5) -> None:
@@ -74,7 +87,7 @@ class Database:
         if self._engine is not None:
             # Inherited sockets belong to the parent: forget them without closing.
             self._engine.dispose(close=False)
-        return create_engine(
+        engine = create_engine(
             self.url,
             pool_size=self._pool_size,
             max_overflow=0,
@@ -83,6 +96,8 @@ class Database:
             hide_parameters=True,
             connect_args={"prepare_threshold": None, "connect_timeout": 5, **_NOTICE_A_DEAD_PEER},
         )
+        event.listen(engine, "connect", _prepare_where_it_lasts)
+        return engine
 
     def after_fork(self) -> None:
         """Forget the parent's connections; call it in a child before anything else."""

@@ -1,30 +1,56 @@
-"""New runs: one transaction writes the run, its message and its first event, or nothing."""
+"""New runs: one statement writes the run, its message and its first event, or nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, text
 
 from agentq.errors import RunFinishedError, ThreadBusyError
-from agentq.messages import UserMessage
+from agentq.messages import UserMessage, dump_message
 from agentq.run import Progress
+from agentq.storage.events import ADD_EVENTS, NewEvent, event_values
 from agentq.storage.rows import CallRef, dump
-from agentq.storage.steps import FIRST_PATIENCE, NewEvent, add_events
+from agentq.storage.steps import FIRST_PATIENCE
 from agentq.wire import STEP_QUEUE
 
+_COLUMNS = """id, agent, status, phase, seq, turn, depth, progress, context, tags, idempotency_key,
+                                 thread_id, thread_position, parent_run_id, parent_turn, parent_index, message_count,
+                                 event_count, queue, due_at, sweep_at, deadline_at"""
 _INSERT = text(f"""
-    INSERT INTO agentq.runs (id, agent, status, phase, seq, turn, depth, progress, context, tags, idempotency_key,
-                             thread_id, thread_position, parent_run_id, parent_turn, parent_index, message_count,
-                             event_count, queue, due_at, sweep_at, deadline_at)
-    VALUES (:id, :agent, 'queued', 'recall', 0, 0, :depth, :progress, :context, CAST(:tags AS jsonb), :idempotency_key,
-            :thread_id, :thread_position, :parent_run_id, :parent_turn, :parent_index, 1, 1, :queue,
-            now(), {FIRST_PATIENCE}, now() + make_interval(secs => :run_secs))
-    ON CONFLICT (agent, idempotency_key) DO NOTHING
-    RETURNING id
+    WITH run AS (
+        INSERT INTO agentq.runs ({_COLUMNS})
+        VALUES (:id, :agent, 'queued', 'recall', 0, 0, :depth, :progress, :context, CAST(:tags AS jsonb),
+                :idempotency_key, :thread_id, :thread_position, :parent_run_id, :parent_turn, :parent_index, 1, 1,
+                :queue, now(), {FIRST_PATIENCE}, now() + make_interval(secs => :run_secs))
+        ON CONFLICT (agent, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+        RETURNING id, event_count
+    ), said AS (
+        INSERT INTO agentq.messages (run_id, position, payload) SELECT id, 0, :payload FROM run
+    ), happened AS (
+        {ADD_EVENTS}
+    )
+    SELECT id FROM run
+""")
+MANY = 10_000
+# Only the first are announced by who enqueues them: the sweep looks for the others at once.
+_INSERT_MANY = text(f"""
+    WITH new AS MATERIALIZED (
+        SELECT r.id, r.payload, r.n
+        FROM ROWS FROM (json_to_recordset(CAST(:runs AS json)) AS (id text, payload json))
+            WITH ORDINALITY r (id, payload, n)
+    ), run AS (
+        INSERT INTO agentq.runs ({_COLUMNS})
+        SELECT id, :agent, 'queued', 'recall', 0, 0, 0, :progress, :context, CAST(:tags AS jsonb), NULL, NULL, NULL,
+            NULL, NULL, NULL, 1, 1, :queue, now(),
+            CASE WHEN n <= :announced THEN {FIRST_PATIENCE} ELSE now() END, now() + make_interval(secs => :run_secs)
+        FROM new
+    ), said AS (
+        INSERT INTO agentq.messages (run_id, position, payload) SELECT id, 0, payload FROM new
+    )
+    INSERT INTO agentq.events (run_id, number, type, data) SELECT id, 1, 'run.enqueued', :event FROM new
 """)
 _SAME_KEY = text("SELECT id FROM agentq.runs WHERE agent = :agent AND idempotency_key = :key")
-_FIRST_MESSAGE = text("INSERT INTO agentq.messages (run_id, position, payload) VALUES (:run_id, 0, :payload)")
 _THREAD = text("INSERT INTO agentq.threads (id) VALUES (:id) ON CONFLICT DO NOTHING")
 _LOCK_THREAD = text("SELECT 1 FROM agentq.threads WHERE id = :id FOR UPDATE")
 _LATEST = text("""
@@ -53,7 +79,8 @@ class NewRun:
 def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
     """Write the run and return its id: an earlier run's id where agent and idempotency key are the same.
 
-    Raises ThreadBusyError while another run of the thread has not ended.
+    Needs a transaction only where the run is of a thread. Raises ThreadBusyError while another run of the thread has
+    not ended.
     """
     position = None
     if new.thread_id is not None:
@@ -80,7 +107,9 @@ def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
         "queue": STEP_QUEUE,
         "patience_secs": patience_secs,
         "run_secs": new.run_secs,
+        "payload": dump_message(UserMessage(text=new.text)),
     }
+    values |= event_values([NewEvent("run.enqueued", {"agent": new.agent})])
     if connection.execute(_INSERT, values).scalar() is None:
         same = _same(connection, new)
         if same is None:
@@ -88,10 +117,31 @@ def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
                 f"the run with idempotency key {new.idempotency_key!r} was deleted just now; try again"
             )
         return same
-    payload = UserMessage(text=new.text).model_dump_json()
-    connection.execute(_FIRST_MESSAGE, {"run_id": new.id, "payload": payload})
-    add_events(connection, new.id, 1, [NewEvent("run.enqueued", {"agent": new.agent})])
     return new.id
+
+
+def insert_many(connection: Connection, new: Sequence[NewRun], *, announced: int, patience_secs: float) -> None:
+    """Write runs that differ in nothing but id and text, and are of no thread and no parent; ten thousand a statement.
+
+    The first ``announced`` are announced by the caller, the others by the sweep.
+    """
+    first = new[0]
+    values = {
+        "agent": first.agent,
+        "progress": first.progress.model_dump_json(exclude_defaults=True),
+        "context": dump(first.context),
+        "tags": dump(first.tags),
+        "queue": STEP_QUEUE,
+        "patience_secs": patience_secs,
+        "run_secs": first.run_secs,
+        "event": dump({"agent": first.agent}),
+    }
+    for start in range(0, len(new), MANY):
+        some = new[start : start + MANY]
+        runs = (f'{{"id":"{run.id}","payload":{dump_message(UserMessage(text=run.text))}}}' for run in some)
+        connection.execute(
+            _INSERT_MANY, values | {"runs": f"[{','.join(runs)}]", "announced": max(0, announced - start)}
+        )
 
 
 def _same(connection: Connection, new: NewRun) -> str | None:

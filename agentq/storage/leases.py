@@ -84,11 +84,11 @@ _KEEP_CALL = text("""
         WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_until > now() AND worker = ANY(:mine)
             AND now() < claimed_at + make_interval(secs => timeout_secs + :grace_secs) FOR NO KEY UPDATE SKIP LOCKED)
 """)
-_REANNOUNCE_STEP = text(f"""
+_REANNOUNCE_STEPS = text(f"""
     UPDATE agentq.runs SET sweep_at = {patience("due_at")}
-    WHERE id = (SELECT id FROM agentq.runs
-                WHERE id = :run_id AND sweep_at <= now() AND lease_token IS NULL AND due_at <= now()
-                FOR UPDATE SKIP LOCKED)
+    WHERE id IN (SELECT id FROM agentq.runs
+                 WHERE id = ANY(:run_ids) AND sweep_at <= now() AND lease_token IS NULL AND due_at <= now()
+                 FOR UPDATE SKIP LOCKED)
     RETURNING id, seq, queue, timeout_secs, cancel_requested
 """)
 _REANNOUNCE_CALL = text(f"""
@@ -120,7 +120,7 @@ _POSTPONE_CALL = text("""
         sweep_at = CASE WHEN sweep_at <= now() THEN now() + interval '60 s' ELSE sweep_at END
     WHERE run_id = :run_id AND turn = :turn AND index = :index
 """)
-_HASTEN_STEP = text("UPDATE agentq.runs SET sweep_at = now() WHERE id = :run_id AND sweep_at > now()")
+_HASTEN_STEPS = text("UPDATE agentq.runs SET sweep_at = now() WHERE id = ANY(:run_ids) AND sweep_at > now()")
 _HASTEN_CALL = text("""
     UPDATE agentq.tool_calls SET sweep_at = now()
     WHERE run_id = :run_id AND turn = :turn AND index = :index AND sweep_at > now()
@@ -199,12 +199,15 @@ def held_by(connection: Connection, gone: str) -> list[Due]:
     ]
 
 
-def reannounce_step(connection: Connection, run_id: str, *, patience_secs: float) -> Again:
-    """The wake-up to send again, for one sweeper only; none when another one did it or the step is under way."""
-    row = connection.execute(_REANNOUNCE_STEP, {"run_id": run_id, "patience_secs": patience_secs}).first()
-    if row is None or row.cancel_requested:
-        return Again(is_cancelled=row is not None)
-    return Again(StepMessage(row.id, row.seq, row.queue, row.timeout_secs))
+def reannounce_steps(connection: Connection, run_ids: Sequence[str], *, patience_secs: float) -> dict[str, Again]:
+    """The wake-ups to send again, for one sweeper only; without those that another one sends, or that are under way."""
+    rows = connection.execute(_REANNOUNCE_STEPS, {"run_ids": list(run_ids), "patience_secs": patience_secs})
+    return {
+        row.id: Again(is_cancelled=True)
+        if row.cancel_requested
+        else Again(StepMessage(row.id, row.seq, row.queue, row.timeout_secs))
+        for row in rows
+    }
 
 
 def reannounce_call(connection: Connection, ref: CallRef, *, patience_secs: float) -> Again:
@@ -218,9 +221,14 @@ def reannounce_call(connection: Connection, ref: CallRef, *, patience_secs: floa
     return Again(CallMessage(row.run_id, row.seq, row.call_index, row.queue, row.timeout_secs))
 
 
-def hasten(connection: Connection, due: Due) -> None:
-    """Look at this again in the next round: its wake-up could not be sent."""
-    connection.execute(_HASTEN_CALL if due.kind == "call" else _HASTEN_STEP, due.ref.__dict__)
+def hasten_steps(connection: Connection, run_ids: Sequence[str]) -> None:
+    """Look at these again in the next round: their wake-ups could not be sent."""
+    connection.execute(_HASTEN_STEPS, {"run_ids": list(run_ids)})
+
+
+def hasten_call(connection: Connection, ref: CallRef) -> None:
+    """The same for a call of a batch."""
+    connection.execute(_HASTEN_CALL, ref.__dict__)
 
 
 def postpone(connection: Connection, due: Due) -> None:

@@ -18,7 +18,7 @@ _STATUS = text("SELECT status, seq FROM agentq.runs WHERE id = :run_id")
 _LIST = text(f"""
     SELECT {_COLUMNS} FROM agentq.runs
     WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:agent AS text) IS NULL OR agent = :agent)
-        AND (CAST(:tags AS jsonb) IS NULL OR tags @> CAST(:tags AS jsonb))
+        AND (CAST(:tags AS jsonb) IS NULL OR tags @> CAST(:tags AS jsonb) AND tags <> '{{}}')
         AND (CAST(:before AS text) IS NULL
              OR (created_at, id) < (SELECT created_at, id FROM agentq.runs WHERE id = :before))
     ORDER BY created_at DESC, id DESC LIMIT :limit

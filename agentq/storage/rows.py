@@ -1,7 +1,8 @@
 """Rows of the database as the words of ``run.py``, and back."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -34,7 +35,9 @@ class Claim:
     """The right to do one step, or one call: commits that carry it are refused once somebody else has it.
 
     ``forgotten`` says that the server may have lost an earlier claim of the same work: it crashed, or took over, since.
-    ``overdue`` says that its tool was alive past its time limit; ``worker`` is the one that claimed it.
+    ``overdue`` says that its tool was alive past its time limit; ``worker`` is the one that claimed it, ``queue`` where
+    its message came from. ``sure_until`` is when its process must ask again whether the lease is still held, by the
+    clock of Services: known where the lease came with a commit of its own.
     """
 
     run_id: str
@@ -42,8 +45,10 @@ class Claim:
     token: UUID
     attempt: int
     worker: str | None = None
+    queue: str = ""
     forgotten: bool = False
     overdue: bool = False
+    sure_until: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,13 +87,15 @@ def to_snapshot(row: Row[Any], calls: tuple[OpenCall, ...] = ()) -> Snapshot:
         age_secs=float(row.age_secs),
     )
     # A step that runs its only call itself counts the attempts for it.
-    only = snapshot.only_call
-    if only is None or row.attempt == 0:
-        return snapshot
-    return replace(snapshot, calls=tuple(replace(c, begun=True) if c == only else c for c in calls))
+    return snapshot.begin() if row.attempt > 0 else snapshot
 
 
-def to_open_call(row: Row[Any]) -> OpenCall:
+def to_open_calls(rows: list[dict[str, Any]] | None) -> tuple[OpenCall, ...]:
+    """Calls that came as JSON with their run."""
+    return tuple(to_open_call(SimpleNamespace(**row)) for row in rows or ())
+
+
+def to_open_call(row: Row[Any] | SimpleNamespace) -> OpenCall:
     return OpenCall(
         index=row.call_index,
         position=row.position,
@@ -111,6 +118,7 @@ def to_claim(row: Row[Any], token: UUID) -> Claim:
         token,
         row.attempt,
         worker=row.worker,
+        queue=row.queue,
         forgotten=bool(row.forgotten),
         overdue=bool(row.overdue),
     )

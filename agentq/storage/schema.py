@@ -12,7 +12,6 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     Table,
     Text,
-    UniqueConstraint,
     Uuid,
     text,
 )
@@ -81,14 +80,26 @@ runs = Table(
     Column("updated_at", _TIME, nullable=False, server_default=_NOW),
     Column("finished_at", _TIME),
     ForeignKeyConstraint(["thread_id"], [f"{SCHEMA}.threads.id"]),
-    UniqueConstraint("agent", "idempotency_key", name="runs_idempotency_key"),
-    UniqueConstraint("thread_id", "thread_position", name="runs_thread_position"),
+    Index(
+        "runs_of_key",
+        "agent",
+        "idempotency_key",
+        unique=True,
+        postgresql_where=text("idempotency_key IS NOT NULL"),
+    ),
+    Index(
+        "runs_of_thread",
+        "thread_id",
+        "thread_position",
+        unique=True,
+        postgresql_where=text("thread_id IS NOT NULL"),
+    ),
     Index("runs_lease_until", "lease_until", postgresql_where=text("lease_until IS NOT NULL")),
     Index("runs_sweep_at", "sweep_at", postgresql_where=text("sweep_at IS NOT NULL")),
     Index("runs_deadline_at", "deadline_at", postgresql_where=text("deadline_at IS NOT NULL")),
     Index("runs_created_at", "created_at"),
     Index("runs_parent", "parent_run_id", postgresql_where=text("parent_run_id IS NOT NULL")),
-    Index("runs_tags", "tags", postgresql_using="gin"),
+    Index("runs_tags", "tags", postgresql_using="gin", postgresql_where=text("tags <> '{}'::jsonb")),
 )
 
 messages = Table(

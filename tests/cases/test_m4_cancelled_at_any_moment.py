@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from agentq import Agent, ApprovalNotPendingError, RunContext, tool
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Scripted, Step
-from agentq.storage import control, steps
+from agentq.storage import commits, control
 from agentq.storage.database import Database
 from tests.cases.scene import Scene
 from tests.cases.stored import codes, results
@@ -120,14 +120,14 @@ def test_a_cancel_that_comes_before_the_final_commit_wins_and_the_answer_is_kept
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Scene(database, ["done"])
-    real = steps.commit
+    real = commits.commit
 
-    def commit(connection: Connection, *args: Any, **options: Any) -> None:
+    def commit(connection: Connection, *args: Any, **options: Any) -> float:
         if not options.get("even_if_cancelled"):
             found.handle.cancel()
-        real(connection, *args, **options)
+        return real(connection, *args, **options)
 
-    monkeypatch.setattr(steps, "commit", commit)
+    monkeypatch.setattr(commits, "commit", commit)
     found.drain.work()
     monkeypatch.undo()
     assert found.settle() == "cancelled"
@@ -162,23 +162,19 @@ def test_a_cancel_that_holds_the_run_when_the_final_commit_comes_wins(
     found.goes_on()
 
 
-def test_a_final_commit_that_holds_the_run_when_a_cancel_comes_wins(
+def test_a_final_commit_that_was_there_when_a_cancel_comes_wins(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Scene(database, ["done"])
-    real, said = steps.commit, []
-    cancelling = threading.Thread(target=lambda: said.append(found.handle.cancel()))
+    real, said = commits.commit, []
 
-    def commit(*args: Any, **options: Any) -> None:
-        real(*args, **options)
-        cancelling.start()
-        # It waits for this transaction.
-        cancelling.join(0.5)
-        assert cancelling.is_alive()
+    def commit(*args: Any, **options: Any) -> float:
+        age_secs = real(*args, **options)
+        said.append(found.handle.cancel())
+        return age_secs
 
-    monkeypatch.setattr(steps, "commit", commit)
+    monkeypatch.setattr(commits, "commit", commit)
     found.drain.work()
-    cancelling.join(30)
     monkeypatch.undo()
     assert said == ["completed"]
     assert found.settle() == "completed"

@@ -28,8 +28,8 @@ def noted(folder: Path, file: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def _tool(*, idempotent: bool) -> Tool:
-    @tool(timeout=30, idempotent=idempotent)
+def _tool(*, idempotent: bool, inline: bool) -> Tool:
+    @tool(timeout=30, idempotent=idempotent, inline=inline)
     def act(n: int, ctx: RunContext) -> str:
         """Do something outside."""
         note("effects", key=ctx.idempotency_key)
@@ -51,9 +51,11 @@ class Facts:
         return ["a fact"]
 
 
-def _acting(name: str, calls: int, *, idempotent: bool = False, **options: Any) -> Agent:
+def _acting(name: str, calls: int, *, idempotent: bool = False, inline: bool = False, **options: Any) -> Agent:
     asked = [Call("act", {"n": n}) for n in range(calls)]
-    return Agent(name, model=Noted([asked, "done"], name), tools=[_tool(idempotent=idempotent)], **options)
+    return Agent(
+        name, model=Noted([asked, "done"], name), tools=[_tool(idempotent=idempotent, inline=inline)], **options
+    )
 
 
 _helper = Agent("helper", model=Noted(["two"], "helper"))
@@ -65,6 +67,8 @@ AGENTS = {
         _acting("one_safe", 1, memory=Facts(), idempotent=True),
         _acting("gated", 1, approve=["act"]),
         _acting("gated_safe", 1, approve=["act"], idempotent=True),
+        _acting("quick", 1, inline=True),
+        _acting("quick_safe", 1, inline=True, idempotent=True),
         _acting("many", CALLS),
         _acting("many_safe", CALLS, idempotent=True),
         Agent("boss", model=Noted([Call("helper", {"input": "x"}), "done"], "boss"), tools=[_helper.as_tool()]),

@@ -16,12 +16,16 @@ LANES = 8
 
 @dataclass(frozen=True)
 class Place:
-    """A part of a run of ``agent``: what the probe calls it, which of its times there is meant, and in which pool."""
+    """A part of a run of ``agent``: what the probe calls it, which of its times there is meant, and in which pool.
+
+    ``is_tool`` where a call is run; one that is inline has begun when the step before it is committed.
+    """
 
     agent: str
     what: str
     hits: tuple[int, ...] = (1,)
     pool: Literal["threads", "prefork"] = "threads"
+    is_tool: bool = False
 
 
 PHASES = {
@@ -29,10 +33,11 @@ PHASES = {
     "model": Place("one", "model"),
     "review": Place("gated", "review"),
     # A single call is run by the tools step itself; of many, the first two to end have their lanes' next call sent.
-    "tools": Place("one", "tools", pool="prefork"),
+    "tools": Place("one", "tools", pool="prefork", is_tool=True),
+    "inline": Place("quick", "tools", is_tool=True),
     "batch": Place("many", "tools"),
-    "call": Place("many", "call", pool="prefork"),
-    "lanes": Place("many", "call", (1, 2), pool="prefork"),
+    "call": Place("many", "call", pool="prefork", is_tool=True),
+    "lanes": Place("many", "call", (1, 2), pool="prefork", is_tool=True),
     "child": Place("boss", "model", (2,)),
     "answer": Place("boss", "answer"),
     "end": Place("one", "model", (2,)),
@@ -65,7 +70,7 @@ class Cell:
 
     @property
     def is_tool(self) -> bool:
-        return self.place.pool == "prefork"
+        return self.place.is_tool
 
     @property
     def in_progress(self) -> int:
@@ -77,6 +82,11 @@ class Cell:
         """How many more calls may have been in progress, because the whole worker dies."""
         is_fan = self.place.what == "call" and self.point != "body"
         return LANES - 1 if is_fan and self.kind in WHOLE_WORKER else 0
+
+    @property
+    def taken_on(self) -> int:
+        """How many more calls a lane may have claimed with the commit that came before its death."""
+        return len(self.death.hits) if self.place.what == "call" and self.point in ("committed", "announced") else 0
 
     @property
     def repeated_model_calls(self) -> int:
@@ -100,7 +110,7 @@ def impossible(phase: str, point: str, kind: Kind | None = None) -> str | None:
 
 def safe_too(phase: str) -> tuple[bool, ...]:
     """Whether a tool may be repeated makes a difference where one is run."""
-    return (False, True) if PHASES[phase].pool == "prefork" else (False,)
+    return (False, True) if PHASES[phase].is_tool else (False,)
 
 
 CELLS = [
@@ -122,4 +132,5 @@ COVERING = [
     Cell("lanes", "effect", "exit", safe=True),
     Cell("end", "announced", "stop"),
     Cell("answer", "committed", "kill_worker"),
+    Cell("inline", "claimed", "exit"),
 ]

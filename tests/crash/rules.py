@@ -55,15 +55,15 @@ def story(handle: Handle, folder: Path) -> Story:
     )
 
 
-def check(found: Story, undisturbed: Story, cell: Cell) -> None:
-    """Raises AssertionError for the first promise that was not kept."""
+def check(found: Story, undisturbed: Story, cell: Cell, *, local: bool) -> None:
+    """Raises AssertionError for the first promise that was not kept; ``local`` where lanes go on without a message."""
     assert [(hit["point"], hit["what"]) for hit in found.deaths] == [(cell.point, cell.place.what)] * len(
         cell.death.hits
     ), "each death came, and came once"
     interrupted = [result for result in found.messages[0] if _is_interrupted(result)]
     _check_transcript(found, undisturbed)
     least = 0 if cell.safe else cell.in_progress
-    most = 0 if cell.safe else cell.in_progress + cell.bystanders
+    most = 0 if cell.safe else cell.in_progress + cell.bystanders + (cell.taken_on if local else 0)
     assert least <= len(interrupted) <= most
     _check_events(found, undisturbed)
     _check_effects(found, cell, len(interrupted))

@@ -23,9 +23,9 @@ def counted(database: Database) -> Iterator[Counter[str]]:
             counts["reads"] += 1
         else:
             counts["writes"] += 1
+            # One statement is a transaction of its own here.
+            counts["commits"] += _is_autocommit(connection)
             wrote.add(id(connection))
-        if not connection.in_transaction() and "synchronous_commit" not in statement:
-            counts["commits"] += 1
 
     def committed(connection: Connection) -> None:
         if id(connection) in wrote and not _is_autocommit(connection):

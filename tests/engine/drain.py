@@ -29,6 +29,7 @@ class Drain:
         *agents: Agent,
         lease_secs: float = 15.0,
         probe: Callable[[str, str], None] = no_probe,
+        local_steps: int = 0,
     ) -> None:
         self.wake_ups: list[WakeUp] = []
         self.sent: list[WakeUp] = []
@@ -48,6 +49,7 @@ class Drain:
             worker="drain",
             lease_secs=lease_secs,
             probe=probe,
+            local_steps=local_steps,
         )
         self.engine = Engine(services)
 

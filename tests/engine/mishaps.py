@@ -103,6 +103,12 @@ class ObservedDatabase(Database):
             yield connection
         self.moment("committed")
 
+    @contextmanager
+    def autocommit(self) -> Iterator[Connection]:
+        with super().autocommit() as connection:
+            yield connection
+        self.moment("committed")
+
 
 class HandCranked(Heartbeat):
     """Renews leases only when it is told to."""
@@ -116,15 +122,22 @@ class HandCranked(Heartbeat):
 
 
 class Worker(Drain):
-    """A process on the common queue; ``post`` puts a wake-up into it."""
+    """A process on the common queue; ``post`` puts a wake-up into it, ``clock`` is what its leases are measured by."""
 
-    def __init__(self, database: ObservedDatabase, fate: Fate, post: Callable[[WakeUp], None]) -> None:
-        super().__init__(database, probe=lambda point, what: fate.moment("probe"))
+    def __init__(
+        self,
+        database: ObservedDatabase,
+        fate: Fate,
+        post: Callable[[WakeUp], None],
+        clock: Callable[[], float],
+        local_steps: int,
+    ) -> None:
+        super().__init__(database, probe=lambda point, what: fate.moment("probe"), local_steps=local_steps)
         self._fate = fate
         self._post = post
         services = self.engine.services
         self.heartbeat = HandCranked(database, services.lease_secs)
-        self.engine = StepEngine(replace(services, heartbeat=self.heartbeat))
+        self.engine = StepEngine(replace(services, heartbeat=self.heartbeat, clock=clock))
 
     def send(self, wake_up: WakeUp) -> None:
         self._fate.moment("send")

@@ -25,9 +25,10 @@ from agentq.providers.scripted import Call, Fault, Scripted, Step
 NUDGE = "Your last reply was empty"
 # Words of a script that are no calls: a reply without content, a provider's faults, a bug in an adapter.
 EMPTY, OVERLOADED, REFUSED, BUG = "EMPTY", "OVERLOADED", "REFUSED", "BUG"
-TOOLS = ("safe", "unsafe", "gated", "failing", "refusing", "ending", "asked", "probed")
-# What may run again; the last two only where somebody has looked, which a process that stood still may belie.
-REPEATED = frozenset({"safe", "failing", "asked", "probed"})
+TOOLS = ("safe", "unsafe", "gated", "failing", "refusing", "ending", "asked", "probed", "quick", "quick_safe")
+# What may run again. Those that are asked or probed only where somebody has looked, which a process that stood still
+# may belie.
+REPEATED = frozenset({"safe", "failing", "asked", "probed", "quick_safe"})
 # Beside them: the sub-agent, a name nobody has, arguments that do not fit.
 CALLS = (*TOOLS, "child", "missing", "unfit")
 
@@ -98,8 +99,14 @@ class Reality:
             key = str(ctx.idempotency_key)
             return Happened(f"did {key}") if self.effects[key] else NotHappened()
 
-        rules: dict[str, Any] = {"safe": "retry", "failing": "retry", "asked": "ask", "probed": look}
-        return tool(name=name, on_unknown=rules.get(name))(act)
+        rules: dict[str, Any] = {
+            "safe": "retry",
+            "failing": "retry",
+            "asked": "ask",
+            "probed": look,
+            "quick_safe": "retry",
+        }
+        return tool(name=name, on_unknown=rules.get(name), inline=name.startswith("quick"))(act)
 
     def answer(self, request: ModelRequest, complete: Callable[[ModelRequest], ModelReply]) -> ModelReply:
         run_id = self._at_model(request)

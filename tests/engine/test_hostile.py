@@ -13,7 +13,7 @@ from agentq import Agent, Handle, Happened, NotHappened, tool
 from agentq.errors import UnavailableError
 from agentq.providers.scripted import Call, Scripted
 from agentq.recovery import sweep, take_back
-from agentq.storage import control, steps
+from agentq.storage import commits, control
 from agentq.storage.database import Database
 from tests.engine.drain import Died, Drain
 from tests.engine.test_crashes import results
@@ -95,7 +95,7 @@ def test_a_call_is_put_before_a_person_once_though_its_sweeper_stood_still_and_a
     work(drain)
     drain.age(20)
     stands, goes_on = threading.Event(), threading.Event()
-    ask = steps.ask
+    ask = commits.ask
 
     def standing_still(*arguments: Any) -> None:
         if threading.current_thread() is one:
@@ -103,7 +103,7 @@ def test_a_call_is_put_before_a_person_once_though_its_sweeper_stood_still_and_a
             goes_on.wait(6)
         ask(*arguments)
 
-    monkeypatch.setattr(steps, "ask", standing_still)
+    monkeypatch.setattr(commits, "ask", standing_still)
     one, two = (threading.Thread(target=drain.sweep) for _ in range(2))
     one.start()
     try:

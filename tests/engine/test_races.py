@@ -236,14 +236,14 @@ def test_handing_a_call_back_costs_no_attempt(database: Database) -> None:
 def test_an_outage_before_a_step_was_begun_costs_no_attempt(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, failures = steps.transcript, [UnavailableError("Postgres restarts")] * 5
+    real, failures = steps.messages_from, [UnavailableError("Postgres restarts")] * 5
 
-    def transcript(*args: Any) -> Any:
+    def messages_from(*args: Any) -> Any:
         if failures:
             raise failures.pop()
         return real(*args)
 
-    monkeypatch.setattr(steps, "transcript", transcript)
+    monkeypatch.setattr(steps, "messages_from", messages_from)
     drain = Drain(database, test := Agent("test", model=Scripted(["done"])))
     handle = drain.enqueue(test)
     assert goes_on(drain, handle)

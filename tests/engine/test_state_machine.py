@@ -51,6 +51,7 @@ CALLED = st.one_of(
     st.lists(st.sampled_from(CALLS), min_size=1, max_size=10),
     st.lists(st.sampled_from(("safe", "unsafe")), min_size=1, max_size=12),
     st.lists(st.sampled_from(("unsafe", "gated")), min_size=1, max_size=4),
+    st.sampled_from((["quick"], ["quick_safe"], ["quick", "unsafe"])),
     st.lists(st.sampled_from(("safe", "unsafe", "child")), min_size=1, max_size=5),
     st.lists(st.sampled_from(("safe", "unsafe")), min_size=9, max_size=12).map(lambda calls: ["child", *calls]),
 ).map(tuple)

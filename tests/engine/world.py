@@ -103,6 +103,8 @@ Happening = Ask | AskAgain | Follow | Deliver | DeliverOld | Redeliver | Drop | 
 
 # Two that know the agents, and one that an operator has started with the wrong AGENTQ_AGENTS.
 WORKERS, STRANGER = 3, 2
+# How far a run may go on in each of them without a message.
+LOCAL_STEPS = (0, 3, 3)
 
 
 @dataclass
@@ -118,8 +120,9 @@ class World:
     def __init__(self, database: ObservedDatabase, eye: psycopg.Connection[Any]) -> None:
         self._fate = Fate(self._struck, self._others_do)
         database.moment = self._fate.moment
-        self._workers = [Worker(database, self._fate, self._post) for _ in range(WORKERS)]
         self._eye = eye
+        now = lambda: clock.seconds(eye)  # noqa: E731
+        self._workers = [Worker(database, self._fate, self._post, now, steps) for steps in LOCAL_STEPS]
         self._asked: list[tuple[Ask, str]] = []
         self._deliveries: list[_Delivery] = []
         # What was written of runs whose worker stood still until its lease was lost: it may add nothing to that.
@@ -291,7 +294,8 @@ class World:
         delivery = self._deliveries[-1]
         if not delivery.stalled:
             self.watch.forbid(_gaps(request), "a model saw a transcript with gaps")
-            known = self._ids("select 1 from agentq.runs where id = %s and seq = %s", delivery.run_id, delivery.seq)
+            held = "select 1 from agentq.runs where id = %s and seq >= %s and lease_token = any(%s)"
+            known = self._ids(held, delivery.run_id, delivery.seq, list(self._leases()))
             self.watch.forbid(not known, "a model was asked for a step that is history")
         self._fate.moment("model")
         return delivery.run_id

@@ -64,5 +64,5 @@ def physical(queue: str, settings: Settings) -> str:
 
 def tool_queues(settings: Settings, agents: Iterable[AgentSpec]) -> list[str]:
     """The queues a tools worker consumes: agentq's own, and those that tools of these agents are routed to."""
-    own = {tool.queue for agent in agents for tool in agent.tools.values() if tool.queue}
+    own = {tool.queue for agent in agents for tool in agent.tools.values() if tool.queue and not tool.inline}
     return [physical(TOOL_QUEUE, settings), *sorted(physical(queue, settings) for queue in own)]

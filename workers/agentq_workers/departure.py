@@ -45,6 +45,7 @@ class Departure:
     def begin(self) -> None:
         """Let the pool finish what it has, for as long as the settings say."""
         self._begun = True
+        self._runtime.is_stopping = True
         threading.Thread(target=self._give_up, name="agentq-departure", daemon=True).start()
         # Not waited for: a Postgres that stands still must not keep us.
         threading.Thread(target=self._sweeper.leave, name="agentq-leaving", daemon=True).start()
@@ -57,7 +58,7 @@ class Departure:
 
     def at_once(self) -> None:
         """Kill the pool, give back what it held, and end the process."""
-        self._runtime.is_leaving = True
+        self._runtime.is_stopping = self._runtime.is_leaving = True
         self._replace_none()
         for process in self._processes():
             with suppress(OSError):

@@ -33,6 +33,8 @@ class Runtime:
         self._main_pid = os.getpid()
         # Set when the process is about to end: what it claims now would be lost with it.
         self.is_leaving = False
+        # Set when the process has been told to end: work in hand is finished, and its run goes on elsewhere.
+        self.is_stopping = False
         self.database = Database(str(settings.database_url), pool_size=settings.db_pool_size)
         self.dispatcher = CeleryDispatcher(app, queue=settings.queue)
         # A connection of its own: steps that use up the pool must not cost each other their leases.
@@ -72,6 +74,8 @@ class Runtime:
                     worker=self.worker,
                     lease_secs=self.settings.lease_secs,
                     probe=self._probe,
+                    local_steps=self.settings.local_steps,
+                    may_stay=lambda: not self.is_stopping,
                 )
             )
         return self._engine

@@ -1,0 +1,249 @@
+"""The commit of a step: one statement writes all of it, or nothing once the lease is somebody else's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, TextClause, text
+
+from agentq.errors import LeaseLost
+from agentq.limits import MAX_LANES
+from agentq.messages import Message, ToolMessage, dump_message
+from agentq.outcomes import Transition
+from agentq.run import OpenCall, Snapshot
+from agentq.storage.events import ADD_EVENTS, NewEvent, event_values
+from agentq.storage.rows import dump
+from agentq.storage.steps import BOUNDED, FIRST_PATIENCE
+from agentq.wire import CallMessage
+
+
+@dataclass(frozen=True)
+class Next:
+    """Where the following step runs: its queue, and the time limit of the tool it runs itself.
+
+    ``lease_secs`` is given where it runs in this process: the lease is kept for it, so that nobody else claims it.
+    """
+
+    queue: str
+    timeout_secs: float | None = None
+    lease_secs: float | None = None
+
+
+class CancelRequested(Exception):
+    """The commit was refused because somebody asked to cancel the run; apply the cancelled transition instead."""
+
+
+# The lease is let go: whoever is first may claim the next step, and the sweep sees to it that somebody does.
+_LET_GO = f"""
+    due_at = now() + make_interval(secs => :delay_secs),
+    sweep_at = CASE WHEN :ended AND (parent_run_id IS NOT NULL OR :status <> 'completed' AND EXISTS (
+                        SELECT 1 FROM agentq.runs c WHERE c.parent_run_id = runs.id
+                            AND c.status NOT IN ('completed', 'failed', 'cancelled')))
+                    THEN {FIRST_PATIENCE}
+                    WHEN :delay_secs > 0 THEN now() + make_interval(secs => :delay_secs)
+                    WHEN :delay_secs = 0 THEN {FIRST_PATIENCE} END,
+    attempt = 0, lease_token = NULL, lease_until = NULL,
+    stop_reason = :stop_reason, output = :output, error = :error,
+    finished_at = CASE WHEN :ended THEN now() END"""
+# The lease goes over to the next step, as a claim would have it. Its end is left alone where it can be: an UPDATE that
+# changes no indexed column writes no index.
+_HAND_ON = """
+    due_at = now(), claimed_at = now(), attempt = 1,
+    lease_until = CASE WHEN lease_until < now() + make_interval(secs => :lease_secs / 2)
+                       THEN now() + make_interval(secs => :lease_secs) ELSE lease_until END"""
+_UPDATE = """UPDATE agentq.runs SET
+    seq = :seq, status = :status, phase = :phase, turn = :turn, progress = :progress,
+    message_count = :message_count, event_count = event_count + :events,
+    open_calls = :open_calls, asked_calls = :asked_calls, queue = :queue, timeout_secs = :timeout_secs,
+    deadline_at = CASE WHEN NOT :ended THEN created_at + make_interval(secs => :run_secs) END,
+    updated_at = now(),{then}
+FROM bounded
+WHERE id = :run_id AND seq = :old_seq AND lease_token IS NOT DISTINCT FROM :token
+    AND (:even_if_cancelled OR NOT cancel_requested) AND status NOT IN ('completed', 'failed', 'cancelled')
+RETURNING id, event_count, CAST(EXTRACT(epoch FROM now() - created_at) AS float) AS age_secs"""
+_MESSAGES = """INSERT INTO agentq.messages (run_id, position, payload)
+    SELECT run.id, m.position, m.payload
+    FROM run, json_to_recordset(CAST(:messages AS json)) m (position integer, payload json)"""
+_OPENED = """INSERT INTO agentq.tool_calls (run_id, turn, index, position, call_id, tool, kind, queue, timeout_secs,
+                                       on_unknown, needs_approval, status, code)
+    SELECT run.id, :turn, c.* FROM run, json_to_recordset(CAST(:opened AS json)) c (
+        index integer, position integer, call_id text, tool text, kind text, queue text, timeout_secs float,
+        on_unknown text, needs_approval boolean, status text, code text)"""
+_CLOSED = """UPDATE agentq.tool_calls c SET
+        status = 'done', code = d.code, lease_token = NULL, lease_until = NULL, sweep_at = NULL, finished_at = now()
+    FROM run, json_to_recordset(CAST(:closed AS json)) d (index integer, code text)
+    WHERE c.run_id = run.id AND c.turn = :turn AND c.index = d.index"""
+_NO_MORE_QUESTIONS = """UPDATE agentq.approvals a SET status = 'closed', decided_at = now()
+    FROM run WHERE a.run_id = run.id AND a.status = 'pending'"""
+
+_STANDS_AT = text("SELECT seq FROM agentq.runs WHERE id = :run_id AND lease_token IS NOT DISTINCT FROM :token")
+_INSERT_MESSAGE = text("INSERT INTO agentq.messages (run_id, position, payload) VALUES (:run_id, :position, :payload)")
+_ASK_CALL = text("""
+    UPDATE agentq.tool_calls SET
+        status = 'asked', lease_token = NULL, lease_until = NULL, sweep_at = NULL,
+        attempt = greatest(attempt, 1)  -- a step that ran its only call itself has counted for it
+    WHERE run_id = :run_id AND turn = :turn AND index = :index
+""")
+_INSERT_APPROVAL = text("""
+    INSERT INTO agentq.approvals (run_id, turn, index, number, kind, call_id, tool, arguments, arguments_sha256, status)
+    SELECT :run_id, :turn, :index, count(*), :kind, :call_id, :tool, :arguments,
+        encode(sha256(convert_to(:arguments, 'UTF8')), 'hex'), 'pending'
+    FROM agentq.approvals WHERE run_id = :run_id AND turn = :turn AND index = :index
+""")
+_ANNOUNCE_FIRST = text(f"""
+    UPDATE agentq.tool_calls SET status = 'announced', announced_at = now(), sweep_at = {FIRST_PATIENCE}
+    WHERE run_id = :run_id AND turn = :turn AND status = 'pending' AND kind = 'tool' AND index IN (
+        SELECT index FROM agentq.tool_calls
+        WHERE run_id = :run_id AND turn = :turn AND status = 'pending' AND kind = 'tool'
+        ORDER BY index LIMIT {MAX_LANES})
+    RETURNING index AS call_index, queue, timeout_secs
+""")
+
+
+@cache
+def _statement(*, stays: bool, opens: bool, closes: bool, asks_no_more: bool) -> TextClause:
+    """Of the parts that a step needs: each one costs, also where it finds nothing to do."""
+    parts = {
+        "run": _UPDATE.format(then=_HAND_ON if stays else _LET_GO),
+        "happened": ADD_EVENTS,
+        "said": _MESSAGES,
+        "opened": _OPENED if opens else None,
+        "closed": _CLOSED if closes else None,
+        "asked": _NO_MORE_QUESTIONS if asks_no_more else None,
+    }
+    named = [f"{name} AS ({part})" for name, part in parts.items() if part]
+    return text(f"WITH {BOUNDED}, {', '.join(named)} SELECT age_secs FROM run")
+
+
+def is_one_statement(transition: Transition) -> bool:
+    """Whether ``commit`` needs no transaction around it."""
+    return not transition.approvals
+
+
+def commit(
+    connection: Connection,
+    transition: Transition,
+    *,
+    token: UUID | None,
+    patience_secs: float,
+    following: Next,
+    events: Sequence[NewEvent],
+    even_if_cancelled: bool = False,
+    arguments: dict[int, str] | None = None,
+) -> float:
+    """Save a step; the answer is the run's age in seconds.
+
+    ``token`` is the lease (None for a run that nobody works on, whose row the caller has locked). ``arguments`` are the
+    texts put before a person, by call index. Raises LeaseLost or CancelRequested, with nothing written.
+    """
+    snapshot, ending = transition.snapshot, transition.ending
+    codes, new = dict(transition.closed), {call.index for call in transition.opened}
+    opened = [_call_values(call, codes.get(call.index)) for call in transition.opened]
+    closed = [
+        {"index": index, "code": result.code or "success"} for index, result in transition.closed if index not in new
+    ]
+    values = _run_values(transition) | event_values(events)
+    values |= {
+        "token": token,
+        "patience_secs": patience_secs,
+        "queue": following.queue,
+        "timeout_secs": following.timeout_secs,
+        "lease_secs": following.lease_secs,
+        "even_if_cancelled": even_if_cancelled,
+        "messages": _payloads(transition.messages),
+        "opened": dump(opened),
+        "closed": dump(closed),
+    }
+    statement = _statement(
+        stays=following.lease_secs is not None,
+        opens=bool(opened),
+        closes=bool(closed),
+        asks_no_more=ending is not None and snapshot.phase in ("review", "tools"),
+    )
+    age_secs: float | None = connection.execute(statement, values).scalar()
+    if age_secs is None:
+        _refused(connection, snapshot, token)
+        return snapshot.age_secs
+    for call in transition.approvals:
+        ask(connection, snapshot, call, (arguments or {})[call.index])
+    return age_secs
+
+
+def _run_values(transition: Transition) -> dict[str, Any]:
+    snapshot, ending = transition.snapshot, transition.ending
+    return {
+        "run_id": snapshot.run_id,
+        "old_seq": snapshot.seq - 1,
+        "seq": snapshot.seq,
+        "status": snapshot.status,
+        "phase": snapshot.phase,
+        "turn": snapshot.turn,
+        "progress": snapshot.progress.model_dump_json(exclude_defaults=True),
+        "message_count": snapshot.message_count,
+        "open_calls": len(snapshot.pending),
+        "asked_calls": sum(call.status == "asked" for call in snapshot.pending),
+        "run_secs": snapshot.limits.run_secs,
+        "delay_secs": transition.delay_secs,
+        "ended": ending is not None,
+        "stop_reason": ending.stop_reason if ending else None,
+        "output": dump(ending.output) if ending and ending.stop_reason in ("output", "hook_end") else None,
+        "error": ending.error.model_dump_json() if ending and ending.error else None,
+    }
+
+
+def _refused(connection: Connection, snapshot: Snapshot, token: UUID | None) -> None:
+    """Say why nothing was written; nothing is said where an earlier try was, whose answer was lost."""
+    stands_at = connection.execute(_STANDS_AT, {"run_id": snapshot.run_id, "token": token}).scalar()
+    if stands_at == snapshot.seq - 1:
+        raise CancelRequested
+    if stands_at != snapshot.seq or token is None:
+        raise LeaseLost(f"run {snapshot.run_id}: step {snapshot.seq - 1} belongs to another process or is history")
+
+
+def _payloads(messages: Sequence[tuple[int, Message]]) -> str:
+    rows = (f'{{"position":{position},"payload":{dump_message(message)}}}' for position, message in messages)
+    return f"[{','.join(rows)}]"
+
+
+def add_result(connection: Connection, run_id: str, position: int, message: ToolMessage) -> None:
+    """Put one call's result in its place."""
+    connection.execute(_INSERT_MESSAGE, {"run_id": run_id, "position": position, "payload": dump_message(message)})
+
+
+def _call_values(call: OpenCall, result: Any) -> dict[str, Any]:
+    code = None if call.status != "done" else (result.code if result else None) or "success"
+    return {
+        "index": call.index,
+        "position": call.position,
+        "call_id": call.call_id,
+        "tool": call.tool,
+        "kind": call.kind,
+        "queue": call.queue,
+        "timeout_secs": call.timeout_secs,
+        "on_unknown": call.on_unknown,
+        "needs_approval": call.needs_approval,
+        "status": call.status,
+        "code": code,
+    }
+
+
+def ask(connection: Connection, snapshot: Snapshot, call: OpenCall, arguments: str) -> None:
+    """Put a call before a person: may it run, or, where its status is "asked", did it take effect."""
+    where = {"run_id": snapshot.run_id, "turn": snapshot.turn, "index": call.index}
+    kind = "outcome" if call.status == "asked" else "approval"
+    values = {"kind": kind, "call_id": call.call_id, "tool": call.tool, "arguments": arguments}
+    connection.execute(_INSERT_APPROVAL, where | values)
+    if kind == "outcome":
+        connection.execute(_ASK_CALL, where)
+
+
+def announce_first(connection: Connection, snapshot: Snapshot, *, patience_secs: float) -> tuple[CallMessage, ...]:
+    """Put the first calls of an opened batch on their lanes, at most eight."""
+    values = {"run_id": snapshot.run_id, "turn": snapshot.turn, "patience_secs": patience_secs}
+    rows = connection.execute(_ANNOUNCE_FIRST, values).all()
+    return tuple(
+        CallMessage(snapshot.run_id, snapshot.seq, row.call_index, row.queue, row.timeout_secs)
+        for row in sorted(rows, key=lambda row: row.call_index)
+    )

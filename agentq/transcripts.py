@@ -1,0 +1,98 @@
+"""Transcripts this process has read or written lately: messages are never changed, so only new ones are read again."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from agentq.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from agentq.run import Snapshot
+from agentq.storage import steps
+from agentq.storage.database import Database
+
+# What a message takes beside its text.
+_EACH = 200
+# Of all runs together, in characters of what is stored; the run that was idle longest is forgotten first.
+MAX_CHARS = 16_000_000
+
+
+@dataclass
+class _Known:
+    """``earlier`` are the messages of earlier runs of the thread, None before they were read."""
+
+    earlier: tuple[Message, ...] | None = None
+    messages: dict[int, Message] = field(default_factory=dict)
+    chars: int = 0
+
+
+class Transcripts:
+    """One a process; thread-safe."""
+
+    def __init__(self, database: Database, *, max_chars: int = MAX_CHARS) -> None:
+        self._database = database
+        self._max_chars = max_chars
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._chars = 0
+        self._lock = threading.Lock()
+
+    def read(self, snapshot: Snapshot) -> tuple[Message, ...]:
+        """All messages the run may see: those of earlier runs of its thread, then its own."""
+        with self._lock:
+            known = self._known.get(snapshot.run_id, _Known())
+            own, earlier = dict(known.messages), known.earlier
+        first = next((at for at in range(snapshot.message_count) if at not in own), None)
+        if first is not None or earlier is None:
+            with self._database.autocommit() as connection:
+                if earlier is None and snapshot.thread_id is not None:
+                    earlier = steps.earlier_messages(connection, snapshot.run_id, snapshot.thread_id)
+                new = steps.messages_from(connection, snapshot.run_id, first) if first is not None else {}
+            own |= new
+            self._keep(snapshot.run_id, earlier or (), new)
+        return (*(earlier or ()), *(own[at] for at in sorted(own) if at < snapshot.message_count))
+
+    def message(self, run_id: str, position: int) -> Message | None:
+        """One message of a run's own, if it is known here."""
+        with self._lock:
+            known = self._known.get(run_id)
+            return known.messages.get(position) if known else None
+
+    def add(self, run_id: str, messages: Iterable[tuple[int, Message]]) -> None:
+        """Remember what was committed here, of a run whose transcript was read here."""
+        with self._lock:
+            known = self._known.get(run_id)
+        if known is not None:
+            self._keep(run_id, known.earlier or (), dict(messages))
+
+    def forget(self, run_id: str) -> None:
+        """Of a run that has ended."""
+        with self._lock:
+            self._drop(run_id)
+
+    def _keep(self, run_id: str, earlier: tuple[Message, ...], new: dict[int, Message]) -> None:
+        with self._lock:
+            known = self._known.pop(run_id, None) or _Known()
+            before = known.chars
+            if known.earlier is None:
+                known.earlier = earlier
+                known.chars += sum(_chars(message) for message in earlier)
+            known.chars += sum(_chars(message) for at, message in new.items() if at not in known.messages)
+            known.messages |= new
+            self._known[run_id] = known
+            self._chars += known.chars - before
+            while self._chars > self._max_chars:
+                self._drop(next(iter(self._known)))
+
+    def _drop(self, run_id: str) -> None:
+        known = self._known.pop(run_id, None)
+        self._chars -= known.chars if known else 0
+
+
+def _chars(message: Message) -> int:
+    match message:
+        case AssistantMessage():
+            blocks = sum(len(str(block.data)) for block in message.reasoning)
+            return _EACH + len(message.text) + sum(len(call.arguments) for call in message.calls) + blocks
+        case ToolMessage():
+            return _EACH + len(message.result.text)
+        case UserMessage():
+            return _EACH + len(message.text)
