@@ -39,8 +39,6 @@ from agentq.wire import CallMessage
 
 logger = logging.getLogger(__name__)
 
-# What a tool may take beyond its time limit before its lease is let go: the result still has to be saved.
-GRACE_SECS = 10.0
 # What a memory and hooks may take before a worker that hangs in them counts as lost.
 STEP_SECS = 300.0
 # A run whose agent this worker does not have waits this long for a worker that has it.
@@ -147,13 +145,8 @@ class Engine(Control):
             return self.settle(claim, snapshot, done, stay)
 
     def _hold(self, claim: Claim, limit_secs: float) -> AbstractContextManager[Lease]:
-        """Keep the lease until some time after the limit, then let it go, so that the sweep finds what hangs.
-
-        A tool's lease has then lasted longer than that of a worker that died within the limit: so they are told apart.
-        """
-        services = self.services
-        at_most = limit_secs + GRACE_SECS + services.lease_secs / 3
-        return services.heartbeat.hold(claim.token, claim.run_id, at_most_secs=at_most, sure_until=claim.sure_until)
+        heartbeat = self.services.heartbeat
+        return heartbeat.hold(claim.token, claim.run_id, limit_secs=limit_secs, sure_until=claim.sure_until)
 
     def _body(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, lease: Lease) -> Done:
         late = out_of_time(snapshot)

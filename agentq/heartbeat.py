@@ -9,25 +9,38 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from agentq.errors import AgentqError
+from agentq.errors import AgentqError, LeaseLost
 from agentq.storage import leases
 from agentq.storage.database import Database
 
 logger = logging.getLogger(__name__)
+
+# What a tool may take beyond its time limit before its lease is let go: the result still has to be saved.
+GRACE_SECS = 10.0
 
 
 @dataclass
 class Lease:
     """One held lease; ``cancelled`` is set when somebody asked to cancel the run, or when the lease is lost.
 
-    For ``sure_until`` see Claim.
+    It is kept alive until ``until``, by the monotonic clock; for ``sure_until`` see Claim.
     """
 
     token: UUID
     run_id: str
     until: float
     sure_until: float | None = None
+    spare_secs: float = 0.0
     cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def begin(self, limit_secs: float) -> None:
+        """Something begins that may take so long, be it after other things that have taken their time.
+
+        Raises LeaseLost where those took so much that the lease was let go: somebody else has answered for it.
+        """
+        if time.monotonic() > self.until:
+            raise LeaseLost(f"run {self.run_id}: what went before took too long")
+        self.until = max(self.until, time.monotonic() + limit_secs + self.spare_secs)
 
 
 class Heartbeat:
@@ -41,11 +54,13 @@ class Heartbeat:
         self._pid = 0
 
     @contextmanager
-    def hold(
-        self, token: UUID, run_id: str, *, at_most_secs: float, sure_until: float | None = None
-    ) -> Iterator[Lease]:
-        """Keep one lease alive, but no longer than ``at_most_secs``: work that hangs is then found by the sweep."""
-        lease = Lease(token, run_id, time.monotonic() + at_most_secs, sure_until)
+    def hold(self, token: UUID, run_id: str, *, limit_secs: float, sure_until: float | None = None) -> Iterator[Lease]:
+        """Keep one lease alive until some time after the limit, then let it go, so that the sweep finds what hangs.
+
+        A tool's lease has then lasted longer than that of a worker that died within the limit: so they are told apart.
+        """
+        spare_secs = GRACE_SECS + self._lease_secs / 3
+        lease = Lease(token, run_id, time.monotonic() + limit_secs + spare_secs, sure_until, spare_secs)
         self._add(lease)
         try:
             yield lease

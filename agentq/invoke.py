@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+# A tool that swallows the word that its time is up hears it again after this long.
+AGAIN_SECS = 5.0
 # How long a cancelled async tool may take to clean up, and a loop to answer, before they are left alone.
 _STOP_SECS = 1.0
 _STUCK_SECS = 2.0
@@ -66,7 +68,7 @@ def _alarm(seconds: float) -> Iterator[None]:
         raise ToolTimeoutError
 
     previous = signal.signal(signal.SIGALRM, expired)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_SECS)
     try:
         try:
             yield
@@ -74,7 +76,7 @@ def _alarm(seconds: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except Exception as error:
         if rung:
-            # It made something else of the alarm, or of Celery's own limit some seconds later.
+            # It made something else of the alarm.
             raise ToolTimeoutError from error
         raise
     finally:

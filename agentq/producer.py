@@ -8,15 +8,17 @@ from kombu.exceptions import ChannelError, OperationalError
 
 from agentq.embedded import broker
 from agentq.errors import ConfigError, UnavailableError
+from agentq.saving import OUTAGE_SECS
 from agentq.wire import CALL_TASK, STEP_QUEUE, STEP_TASK, BatchMessage, CallMessage, StepMessage, WakeUp, physical
 
 # What a publish raises while the broker is away, whichever the transport; AttributeError where another thread has just
 # closed the connection.
 BROKER_FAULTS = (OperationalError, ChannelError, ConnectionError, OSError, AttributeError)
 
-# Beyond a tool's own time limit, which the engine enforces: Celery's soft limit for a tool that swallowed it, then the
-# kill of its process.
-SOFT_GRACE_SECS, HARD_GRACE_SECS = 5.0, 10.0
+# Celery's limit, which kills the process, is for what nobody else has stopped, and is counted from the message on: what
+# is finished may be saved for a minute while the database is away, and a lost call is looked for at its destination
+# before it is begun again, which may take as long as the tool.
+HARD_GRACE_SECS = OUTAGE_SECS + 30.0
 
 
 def make_app(broker_url: str, *, queue: str = STEP_QUEUE, name: str = "agentq") -> Celery:
@@ -99,6 +101,5 @@ class CeleryDispatcher:
     def _task(self, name: str, ids: tuple[Any, ...], queue: str, timeout_secs: float | None) -> Any:
         options: dict[str, Any] = {"queue": physical(queue, self._prefix)}
         if timeout_secs is not None:
-            options["soft_time_limit"] = timeout_secs + SOFT_GRACE_SECS
-            options["time_limit"] = timeout_secs + HARD_GRACE_SECS
+            options["time_limit"] = 2 * timeout_secs + HARD_GRACE_SECS
         return self._app.signature(name, args=ids, immutable=True, **options)

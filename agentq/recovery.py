@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
-from agentq.engine import GRACE_SECS, Engine, settled
+from agentq.engine import Engine, settled
 from agentq.errors import ErrorInfo, LeaseLost, LockedError, UnavailableError
+from agentq.heartbeat import GRACE_SECS
 from agentq.limits import MAX_ATTEMPTS
 from agentq.messages import ToolResult
 from agentq.outcomes import Cancelled, Failed
@@ -19,15 +21,24 @@ from agentq.storage.events import NewEvent
 from agentq.storage.leases import Due
 from agentq.storage.rows import Claim
 from agentq.storage.steps import Again
+from agentq.wire import WakeUp
 
 logger = logging.getLogger(__name__)
 
 
-def sweep(engine: Engine, *, limit: int = 100, mine: Sequence[str] = (), spare_leases: bool = False) -> int:
+def sweep(
+    engine: Engine,
+    *,
+    limit: int = 100,
+    mine: Sequence[str] = (),
+    spare_leases: bool = False,
+    hung: Callable[[str], None] = logger.warning,
+) -> int:
     """One round; the answer is how much there was to look at. Any number of processes may sweep at the same time.
 
     ``mine`` are living processes of this worker's pool: one may be too busy to renew its lease, as with a tool that
-    never lets go of the interpreter, and is not lost for that. With ``spare_leases`` those that ran out are left alone:
+    never lets go of the interpreter, and is not lost for that; ``hung`` is called with one whose tool has outlived its
+    time limit and is not to be stopped. With ``spare_leases`` those that ran out are left alone:
     nobody could renew one while the database was away.
     """
     lease_secs, asked = engine.services.lease_secs, time.monotonic()
@@ -38,7 +49,8 @@ def sweep(engine: Engine, *, limit: int = 100, mine: Sequence[str] = (), spare_l
         fading = [due for due in found if due.kind == "fading"]
         for due in fading:
             grace_secs = GRACE_SECS + lease_secs / 3
-            leases.keep(connection, due, mine=mine, lease_secs=lease_secs, grace_secs=grace_secs)
+            if process := leases.keep(connection, due, mine=mine, lease_secs=lease_secs, grace_secs=grace_secs):
+                hung(process)
     left = [due for due in found if due.kind != "fading" and not (spare_leases and due.leased)]
     lost = [due for due in left if due.leased or due.kind == "late" or due.status in TERMINAL]
     _each(engine, lost, _look_at)
@@ -51,6 +63,8 @@ def take_back(engine: Engine, gone: str, *, forgive: bool = False) -> int:
 
     ``forgive``: it was told to end, which is no fault of the steps it left.
     """
+    later = _Later()
+    settling = Engine(replace(engine.services, dispatcher=later))
     with engine.services.database.autocommit() as connection:
         found = leases.held_by(connection, gone)
 
@@ -60,8 +74,20 @@ def take_back(engine: Engine, gone: str, *, forgive: bool = False) -> int:
         else:
             _recover_call(engine, due, gone=gone)
 
-    _each(engine, found, recover)
+    _each(settling, found, recover)
+    # Last, because a broker that hangs must not keep us from settling the rest.
+    engine.saver.send(later.wake_ups)
     return len(found)
+
+
+class _Later:
+    """A dispatcher that keeps what is to be sent."""
+
+    def __init__(self) -> None:
+        self.wake_ups: list[WakeUp] = []
+
+    def send(self, wake_up: WakeUp) -> None:
+        self.wake_ups.append(wake_up)
 
 
 def _each(engine: Engine, found: list[Due], look_at: Callable[[Engine, Due], bool | None]) -> None:
@@ -129,7 +155,9 @@ def _announce_again(engine: Engine, found: list[Due]) -> None:
 def _recover_step(engine: Engine, due: Due, *, gone: str | None = None, forgive: bool = False) -> None:
     services = engine.services
     with services.database.autocommit() as connection:
-        taken = steps.take_over(connection, due.run_id, lease_secs=services.lease_secs, gone=gone)
+        taken = steps.take_over(
+            connection, due.run_id, lease_secs=services.lease_secs, worker=services.worker, gone=gone
+        )
     if taken is None:
         return
     claim, snapshot = taken
@@ -162,7 +190,7 @@ def _recover_step(engine: Engine, due: Due, *, gone: str | None = None, forgive:
 def _recover_call(engine: Engine, due: Due, *, gone: str | None = None) -> None:
     services = engine.services
     with services.database.autocommit() as connection:
-        taken = calls.take_over(connection, due.ref, lease_secs=services.lease_secs, gone=gone)
+        taken = calls.take_over(connection, due.ref, lease_secs=services.lease_secs, worker=services.worker, gone=gone)
     if taken is None:
         return
     claim, call = taken.claim, taken.call

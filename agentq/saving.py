@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from agentq.errors import UnavailableError
+from agentq.errors import LockedError, UnavailableError
 from agentq.ids import new_id
 from agentq.messages import ToolResult
 from agentq.outcomes import Cancelled, Transition
@@ -184,6 +184,8 @@ class Saver:
             try:
                 return attempt()
             except UnavailableError as error:
+                if isinstance(error, LockedError) and not self._services.waits_for_locks:
+                    raise
                 if time.monotonic() + pause > give_up:
                     raise
                 logger.warning("saving again in %.1f s: %s", pause, error)
@@ -262,14 +264,14 @@ class Saver:
 
         A broker that is away costs time, not the run: the sweep sends again.
         """
-        is_sent = True
-        for wake_up in wake_ups:
+        for number, wake_up in enumerate(wake_ups):
             try:
                 self._services.dispatcher.send(wake_up)
             except UnavailableError as error:
-                logger.warning("not sent, the sweep will do it: %s", error)
-                is_sent = False
-        return is_sent
+                # Nor are the others tried: each try may take seconds.
+                logger.warning("%d not sent, the sweep will do it: %s", len(wake_ups) - number, error)
+                return False
+        return True
 
 
 def call_data(tool: str, result: ToolResult) -> dict[str, Any]:

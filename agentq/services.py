@@ -39,6 +39,8 @@ class Services:
     local_steps: int = 0
     may_stay: Callable[[], bool] = field(default=lambda: True)
     clock: Callable[[], float] = boot_time
+    # False for the sweep: one run that somebody has locked must not keep it from all others.
+    waits_for_locks: bool = True
 
     @cached_property
     def transcripts(self) -> Transcripts:

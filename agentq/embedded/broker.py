@@ -148,9 +148,10 @@ class Transport(virtual.Transport):
 
     def _deliver_all(self) -> None:
         """What is there now and may be consumed."""
+        cycle: Any = self.cycle
         with suppress(Empty):
             while True:
-                self.cycle.get(self._deliver, timeout=0)
+                cycle.get(self._deliver, timeout=0)
 
     def driver_version(self) -> str:
         return "1"

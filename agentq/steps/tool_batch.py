@@ -122,6 +122,7 @@ def _probe(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, l
     tool = agent.tools.get(call.tool)
     if tool is None or tool.probe is None:
         return CallDone(interrupted(call), probe="not there any more")
+    lease.begin(call.timeout_secs)
     try:
         arguments = tool.probe.bind(tool.parameters.parse(asked.arguments), ctx)
         answer = invoke(
@@ -152,6 +153,7 @@ def _run(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lea
     tool = agent.tools.get(call.tool)
     if tool is None:
         return CallDone(unknown_tool(call, agent))
+    lease.begin(call.timeout_secs)
     try:
         return CallDone(_success(asked, tool, call, ctx, lease))
     except ArgumentsError as error:

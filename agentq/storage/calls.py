@@ -35,7 +35,7 @@ from agentq.wire import CallMessage
 
 _RUN = snapshot_columns("r")
 _CALL = f"""c.index AS call_index, c.position, c.call_id, c.tool, c.kind, c.queue, c.timeout_secs, c.on_unknown,
-    c.needs_approval, c.status AS call_status, c.attempt > 0 AS begun, c.attempt, c.worker,
+    c.needs_approval, c.status AS call_status, c.attempt > 0 AS begun, c.attempt,
     c.announced_at <= {FORGOT_AT} AS forgotten"""
 
 _CLAIM = text(f"""
@@ -48,17 +48,20 @@ _CLAIM = text(f"""
         -- A cancel that ends the run waits for this lock, and then sees the call as running.
         SELECT * FROM agentq.runs WHERE id = :run_id AND seq = :seq AND NOT cancel_requested FOR KEY SHARE) r
     WHERE c.run_id = r.id AND c.turn = r.turn AND c.index = :index AND c.status = 'announced'
-    RETURNING {_RUN}, {_CALL}, false AS overdue
+    RETURNING {_RUN}, {_CALL}, c.worker, false AS overdue
 """)
 _TAKE_OVER = text(f"""
     UPDATE agentq.tool_calls c SET
-        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs), claimed_at = now()
-    FROM agentq.runs r, (
-        SELECT lease_until AS old_until, claimed_at AS old_claimed_at FROM agentq.tool_calls
+        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs), claimed_at = now(),
+        worker = :worker
+    FROM (
+        -- A run that somebody has locked could not be saved: the sweep goes on to others.
+        SELECT * FROM agentq.runs WHERE id = :run_id FOR NO KEY UPDATE SKIP LOCKED) r, (
+        SELECT lease_until AS old_until, claimed_at AS old_claimed_at, worker AS lost_worker FROM agentq.tool_calls
         WHERE run_id = :run_id AND turn = :turn AND index = :index AND status = 'running' AND {IS_LOST}
         FOR UPDATE SKIP LOCKED) old
-    WHERE r.id = :run_id AND c.run_id = r.id AND c.turn = :turn AND c.turn = r.turn AND c.index = :index
-    RETURNING {_RUN}, {_CALL}, {overdue("c.timeout_secs", "old_claimed_at")} AS overdue
+    WHERE c.run_id = r.id AND c.turn = :turn AND c.turn = r.turn AND c.index = :index
+    RETURNING {_RUN}, {_CALL}, lost_worker AS worker, {overdue("c.timeout_secs", "old_claimed_at")} AS overdue
 """)
 _REARM = text(f"""
     UPDATE agentq.tool_calls SET
@@ -179,11 +182,11 @@ def claim(
 
 
 def take_over(
-    connection: Connection, ref: CallRef, *, lease_secs: float, gone: str | None = None
+    connection: Connection, ref: CallRef, *, lease_secs: float, worker: str, gone: str | None = None
 ) -> ClaimedCall | None:
     """Take a call whose lease ran out, to settle what became of it; None when its owner is alive or it came back."""
     token = uuid4()
-    values = ref.__dict__ | {"token": token, "lease_secs": lease_secs, "gone": gone}
+    values = ref.__dict__ | {"token": token, "lease_secs": lease_secs, "worker": worker, "gone": gone}
     return _claimed(connection.execute(_TAKE_OVER, values).first(), token)
 
 

@@ -75,14 +75,22 @@ _KEEP_STEP = text("""
         SELECT id FROM agentq.runs WHERE id = :run_id AND lease_until > now() AND worker = ANY(:mine)
             AND now() < claimed_at + make_interval(secs => timeout_secs + :grace_secs) FOR NO KEY UPDATE SKIP LOCKED)
 """)
-_LET_GO_STEP = text("UPDATE agentq.runs SET lease_until = now() WHERE id = :run_id AND lease_token = :token")
-_LET_GO_CALL = text("UPDATE agentq.tool_calls SET lease_until = now() WHERE run_id = :run_id AND lease_token = :token")
+# With a token that nobody has: a renewal may be under way.
+_NOBODYS = "lease_until = now(), lease_token = gen_random_uuid()"
+_LET_GO_STEP = text(f"UPDATE agentq.runs SET {_NOBODYS} WHERE id = :run_id AND lease_token = :token")
+_LET_GO_CALL = text(f"UPDATE agentq.tool_calls SET {_NOBODYS} WHERE run_id = :run_id AND lease_token = :token")
 _KEEP_CALL = text("""
     UPDATE agentq.tool_calls SET lease_until = now() + make_interval(secs => :lease_secs)
     WHERE (run_id, turn, index) = (
         SELECT run_id, turn, index FROM agentq.tool_calls
         WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_until > now() AND worker = ANY(:mine)
             AND now() < claimed_at + make_interval(secs => timeout_secs + :grace_secs) FOR NO KEY UPDATE SKIP LOCKED)
+""")
+_IS_HUNG = """lease_until > now() AND worker = ANY(:mine)
+    AND now() >= claimed_at + make_interval(secs => timeout_secs + :grace_secs)"""
+_HUNG_STEP = text(f"SELECT worker FROM agentq.runs WHERE id = :run_id AND {_IS_HUNG}")
+_HUNG_CALL = text(f"""
+    SELECT worker FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND index = :index AND {_IS_HUNG}
 """)
 _REANNOUNCE_STEPS = text(f"""
     UPDATE agentq.runs SET sweep_at = {patience("due_at")}
@@ -178,11 +186,17 @@ def due(connection: Connection, *, limit: int = 100, mine: Sequence[str] = (), f
     ]
 
 
-def keep(connection: Connection, due: Due, *, mine: Sequence[str], lease_secs: float, grace_secs: float) -> None:
-    """Prolong the lease of a tool whose process lives but does not say so, no longer than it may run, with a grace."""
+def keep(connection: Connection, due: Due, *, mine: Sequence[str], lease_secs: float, grace_secs: float) -> str | None:
+    """Prolong the lease of a tool whose process lives but does not say so, no longer than it may run, with a grace.
+
+    The answer is the process whose tool has outlived that.
+    """
     values = due.ref.__dict__ | {"mine": list(mine), "lease_secs": lease_secs, "grace_secs": grace_secs}
     # A call's turn is 1 at least.
-    connection.execute(_KEEP_CALL if due.turn else _KEEP_STEP, values)
+    if connection.execute(_KEEP_CALL if due.turn else _KEEP_STEP, values).rowcount:
+        return None
+    hung: str | None = connection.execute(_HUNG_CALL if due.turn else _HUNG_STEP, values).scalar()
+    return hung
 
 
 def let_go(connection: Connection, run_id: str, token: UUID) -> None:

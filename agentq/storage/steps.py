@@ -74,12 +74,13 @@ _CLAIM = text(f"""
 """)
 _TAKE_OVER = text(f"""
     UPDATE agentq.runs SET
-        -- Also when it was claimed: should we die as well, that was our lease, and not the tool's.
-        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs), claimed_at = now()
-    FROM (SELECT id AS old_id, lease_until AS old_until, claimed_at AS old_claimed_at FROM agentq.runs
-          WHERE id = :run_id AND {IS_LOST} FOR UPDATE SKIP LOCKED) old
+        -- Also when it was claimed, and by whom: should we die as well, that was our lease, and not the tool's.
+        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs), claimed_at = now(),
+        worker = :worker
+    FROM (SELECT id AS old_id, lease_until AS old_until, claimed_at AS old_claimed_at, worker AS lost_worker
+          FROM agentq.runs WHERE id = :run_id AND {IS_LOST} FOR UPDATE SKIP LOCKED) old
     WHERE id = old_id
-    RETURNING {SNAPSHOT_COLUMNS}, worker, queue, false AS forgotten, {_CALLS},
+    RETURNING {SNAPSHOT_COLUMNS}, lost_worker AS worker, queue, false AS forgotten, {_CALLS},
         {overdue("timeout_secs", "old_claimed_at")} AS overdue
 """)
 _RELEASE = text(f"""
@@ -129,14 +130,14 @@ def claim(
 
 
 def take_over(
-    connection: Connection, run_id: str, *, lease_secs: float, gone: str | None = None
+    connection: Connection, run_id: str, *, lease_secs: float, worker: str, gone: str | None = None
 ) -> tuple[Claim, Snapshot] | None:
     """Take a step whose lease ran out, to settle what became of it; None when its owner is alive or it was committed.
 
     ``gone`` is a worker, or a process of one, that is known to be dead. ``Claim.worker`` is the one that was lost.
     """
     token = uuid4()
-    values = {"run_id": run_id, "token": token, "lease_secs": lease_secs, "gone": gone}
+    values = {"run_id": run_id, "token": token, "lease_secs": lease_secs, "worker": worker, "gone": gone}
     return _claimed(connection.execute(_TAKE_OVER, values).first(), token)
 
 

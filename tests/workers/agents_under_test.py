@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from agentq import Agent, RunContext, tool
+from agentq import Agent, Happened, NotHappened, RunContext, tool
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Scripted
 
@@ -78,6 +78,31 @@ def deadly() -> str:
     os._exit(9)
 
 
+@tool(timeout=5)
+def brief_nap(n: int, ctx: RunContext) -> str:
+    """Take one of the few seconds there are."""
+    log("begin", n=n, key=ctx.idempotency_key)
+    time.sleep(1.5)
+    return f"slept {n}"
+
+
+def look(n: int, ctx: RunContext) -> Happened | NotHappened:
+    """Take most of the time a tool has."""
+    log("look", n=n)
+    time.sleep(4)
+    return NotHappened()
+
+
+@tool(timeout=5, on_unknown=look)
+def looked_for(n: int, ctx: RunContext) -> str:
+    """Take the process along at first, then most of the time there is."""
+    log("begin", n=n, attempt=ctx.attempt)
+    if ctx.attempt == 1:
+        os._exit(9)
+    time.sleep(4)
+    return f"did {n}"
+
+
 @tool(queue="special")
 def routed() -> int:
     """Say which process ran it."""
@@ -128,5 +153,10 @@ selfish_two = Agent(
     model=Scripted([[Call("selfish", {"secs": 8}), Call("nap", {"n": 1, "secs": 0})], "done"]),
     tools=TOOLS,
 )
+brief = Agent("brief", model=Scripted([Call("brief_nap", {"n": 0}), "done"]), tools=[brief_nap])
+brief_batch = Agent(
+    "brief_batch", model=Scripted([[Call("brief_nap", {"n": n}) for n in range(2)], "done"]), tools=[brief_nap]
+)
+payer = Agent("payer", model=Scripted([Call("looked_for", {"n": 0}), "done"]), tools=[looked_for])
 special = Agent("special", model=Scripted([Call("routed"), "done"]), tools=TOOLS)
 gated = Agent("gated", model=Scripted([Call("nap", {"n": 1, "secs": 0}), "done"]), tools=TOOLS, approve=["nap"])

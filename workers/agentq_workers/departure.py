@@ -43,7 +43,9 @@ class Departure:
             signal.signal(signal.SIGQUIT, lambda *_: threading.Thread(target=self.at_once, daemon=True).start())
 
     def begin(self) -> None:
-        """Let the pool finish what it has, for as long as the settings say."""
+        """Let the pool finish what it has, for as long as the settings say; counted from the first time it is told."""
+        if self._begun:
+            return
         self._begun = True
         self._runtime.is_stopping = True
         threading.Thread(target=self._give_up, name="agentq-departure", daemon=True).start()
@@ -81,7 +83,7 @@ class Departure:
     def _leave(self) -> None:
         self._sweeper.stop()
         try:
-            recovery.take_back(self._runtime.engine, self._runtime.name, forgive=True)
+            recovery.take_back(self._runtime.sweeping, self._runtime.name, forgive=True)
         except AgentqError as error:
             logger.warning("not given back, others notice when the leases are over: %s", error)
         self._sweeper.say_gone()

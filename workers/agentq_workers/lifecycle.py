@@ -7,7 +7,7 @@ from secrets import token_hex
 from typing import Any
 
 from celery import Celery, bootsteps
-from celery.signals import worker_init, worker_process_init, worker_shutdown
+from celery.signals import worker_init, worker_process_init, worker_shutdown, worker_shutting_down
 
 from agentq.errors import AgentqError
 from agentq.storage import migrate
@@ -29,6 +29,8 @@ def attach(app: Celery, runtime: Runtime) -> None:
             sweeper = Sweeper(runtime, pool=kind, queues=queues, children=lambda: _children(worker.pool))
             self.departure = Departure(runtime, sweeper, worker.pool)
             worker_shutdown.connect(lambda **_: self.departure.end(), weak=False)
+            # Not only when it is our turn to be stopped: the consumer's may hang with its broker.
+            worker_shutting_down.connect(lambda how, **_: self.departure.begin() if how == "Warm" else None, weak=False)
             self.departure.attach()
             sweeper.start()
 

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from celery import Celery
 
@@ -59,6 +60,11 @@ class Runtime:
     def worker(self) -> str:
         """The name of this process in leases and events."""
         return self.name if self.is_main_process else f"{self.name}/{os.getpid()}"
+
+    @property
+    def sweeping(self) -> Engine:
+        """The engine of this process as the sweep uses it: one run that somebody has locked holds up no other."""
+        return Engine(replace(self.engine.services, waits_for_locks=False))
 
     @property
     def engine(self) -> Engine:

@@ -1,10 +1,13 @@
 """The sweep's thread in a worker process: look once a second, and say now and then that this worker is alive."""
 
 import logging
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from agentq import recovery
 from agentq.errors import AgentqError
@@ -71,7 +74,7 @@ class Sweeper:
                 mine = [f"{self._runtime.name}/{pid}" for pid in self._alive]
                 # Not for ever, where the database fails every other second.
                 spares = time.monotonic() < spared_until and spared_secs < 3 * lease_secs
-                recovery.sweep(self._runtime.engine, mine=mine, spare_leases=spares)
+                recovery.sweep(self._runtime.sweeping, mine=mine, spare_leases=spares, hung=self._end)
                 spared_secs = spared_secs + period if spares else 0.0
                 if time.monotonic() - seen > SEEN_SECS:
                     self._say_alive()
@@ -89,8 +92,16 @@ class Sweeper:
         self._alive = alive
         # One by one: while Postgres is away, those left are buried later.
         for pid in tuple(self._dead):
-            recovery.take_back(self._runtime.engine, f"{self._runtime.name}/{pid}")
+            recovery.take_back(self._runtime.sweeping, f"{self._runtime.name}/{pid}")
             self._dead.discard(pid)
+
+    def _end(self, process: str) -> None:
+        """Kill a process that a tool does not let go of; the pool starts another."""
+        pid = int(process.rsplit("/", 1)[1])
+        if pid in self._children():
+            logger.warning("process %d is killed: its tool has outlived its time limit and cannot be stopped", pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def leave(self) -> None:
         """Go on looking, but take nothing new: nobody is to count on this worker."""
