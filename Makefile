@@ -46,8 +46,9 @@ test-faults: setup ## Run what stops, starves and restarts servers, and what tak
 test-pgbouncer: setup ## Run the test suite through a PgBouncer in transaction mode
 	@AGENTQ_TEST_PGBOUNCER=1 $(PYTEST) -m "not long" $(ARGS)
 
-test-matrix: setup ## Kill real workers at every point of a run in every way (some ten minutes)
+test-matrix: setup ## Kill real workers at every point of a run in every way, with local steps and without (some ten minutes)
 	@$(PYTEST) -m "matrix or crash" $(ARGS) tests/crash
+	@AGENTQ_LOCAL_STEPS=0 $(PYTEST) -m "matrix or crash" $(ARGS) tests/crash
 
 # How long make chaos makes faults.
 MINUTES ?= 15

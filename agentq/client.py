@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 _NO_WORKER_SECS = 3.0
 # Of runs enqueued together, so many are announced at once; the workers' sweeps announce the others as fast as they can.
-ANNOUNCED = 200
+ANNOUNCED = 500
 
 
 class Client:

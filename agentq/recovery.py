@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 def sweep(
     engine: Engine,
     *,
-    limit: int = 100,
+    limit: int = 500,
     mine: Sequence[str] = (),
     spare_leases: bool = False,
     hung: Callable[[str], None] = logger.warning,

@@ -175,7 +175,7 @@ class Due:
         return CallRef(self.run_id, self.turn, self.index)
 
 
-def due(connection: Connection, *, limit: int = 100, mine: Sequence[str] = (), fading_secs: float = 0.0) -> list[Due]:
+def due(connection: Connection, *, limit: int = 500, mine: Sequence[str] = (), fading_secs: float = 0.0) -> list[Due]:
     """What has waited longer than it should: lost wake-ups, expired leases, backoffs and time limits that are over,
     untold parents; and leases of the processes ``mine`` that end within ``fading_secs``.
     """
