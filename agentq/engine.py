@@ -119,6 +119,7 @@ class Engine(Control):
     def _do_step(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, stay: Stay) -> tuple[Claim, Snapshot] | None:
         """One step; the answer is the next one, where it is ours to do as well."""
         self.services.probe("claimed", snapshot.phase)
+        self._still_ours(claim)
         started = time.monotonic()
         only = snapshot.only_call
         with self._hold(claim, only.timeout_secs if only else _bound_secs(snapshot, agent)) as lease:
@@ -143,6 +144,13 @@ class Engine(Control):
             done.data["ms"] = round((time.monotonic() - started) * 1000)
             self.services.probe("effect", snapshot.phase)
             return self.settle(claim, snapshot, done, stay)
+
+    def _still_ours(self, claim: Claim) -> None:
+        """Raises LeaseLost where this process stood still since the commit that kept the lease: others have gone on."""
+        if claim.sure_until is None or self.services.clock() < claim.sure_until:
+            return
+        with self.services.database.autocommit() as connection:
+            leases.check(connection, claim.run_id, claim.token)
 
     def _hold(self, claim: Claim, limit_secs: float) -> AbstractContextManager[Lease]:
         heartbeat = self.services.heartbeat

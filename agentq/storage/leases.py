@@ -7,6 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, text
 
+from agentq.errors import LeaseLost
 from agentq.storage.rows import CallRef, dump
 from agentq.storage.steps import IS_LOST, NO_FSYNC, Again, patience
 from agentq.wire import CallMessage, StepMessage
@@ -86,6 +87,7 @@ _KEEP_CALL = text("""
         WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_until > now() AND worker = ANY(:mine)
             AND now() < claimed_at + make_interval(secs => timeout_secs + :grace_secs) FOR NO KEY UPDATE SKIP LOCKED)
 """)
+_HOLDS = text("SELECT 1 FROM agentq.runs WHERE id = :run_id AND lease_token = :token")
 _IS_HUNG = """lease_until > now() AND worker = ANY(:mine)
     AND now() >= claimed_at + make_interval(secs => timeout_secs + :grace_secs)"""
 _HUNG_STEP = text(f"SELECT worker FROM agentq.runs WHERE id = :run_id AND {_IS_HUNG}")
@@ -203,6 +205,12 @@ def let_go(connection: Connection, run_id: str, token: UUID) -> None:
     """End a lease now: the next sweep settles what it was for, as that of a lost worker."""
     for statement in (_LET_GO_STEP, _LET_GO_CALL):
         connection.execute(statement, {"run_id": run_id, "token": token})
+
+
+def check(connection: Connection, run_id: str, token: UUID) -> None:
+    """Raises LeaseLost where a step's lease is not held by ``token`` any more."""
+    if connection.execute(_HOLDS, {"run_id": run_id, "token": token}).first() is None:
+        raise LeaseLost(f"run {run_id}: what this process was to do was given to another one before it began")
 
 
 def held_by(connection: Connection, gone: str) -> list[Due]:

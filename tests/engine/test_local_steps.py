@@ -201,6 +201,33 @@ def test_a_process_that_stood_still_after_the_commit_does_not_begin_the_tool_lat
     assert len(began) == (1 if on_unknown == "retry" else 0)
 
 
+def test_a_process_that_stood_still_after_the_commit_does_not_ask_the_model_for_what_others_have_asked(
+    database: Database,
+) -> None:
+    asked: list[int] = []
+    clock, stood_still = [0.0], []
+
+    def answer(request: Any) -> str:
+        asked.append(len(request.messages))
+        return "done"
+
+    def probe(point: str, what: str) -> None:
+        if (point, what) == ("announced", "tools") and not stood_still:
+            stood_still.append(True)
+            drain.age(20)
+            clock[0] += 20
+            drain.sweep()
+            drain.work()
+
+    test = Agent("test", model=Scripted([Call("look", {"n": 1}), answer]), tools=[look])
+    drain = Drain(database, test, local_steps=64, probe=probe)
+    drain.engine = Engine(replace(drain.engine.services, clock=lambda: clock[0]))
+    handle = drain.enqueue(test)
+    drain.do(drain.wake_ups.pop(0))
+    assert handle.status() == "completed"
+    assert asked == [3]
+
+
 def test_what_a_hook_sets_in_a_context_variable_is_not_seen_by_the_next_step(database: Database) -> None:
     seen: list[int] = []
     depth: ContextVar[int] = ContextVar("depth", default=0)
