@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from agentq import Handle, Message
-from agentq.config import load
 from agentq.storage.schema import metadata
 from tests.crash.agents import noted
 from tests.crash.death import Death
@@ -36,7 +35,7 @@ class Crew:
     @property
     def is_local(self) -> bool:
         """Whether its workers go from step to step without a message, as they do unless they are told otherwise."""
-        return load().local_steps > 0
+        return self.fleet.local_steps > 0
 
     def undisturbed(self, agent: str) -> Story:
         """The run of this agent in which nobody died; made once."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentq import Client
-from agentq.config import Settings
+from agentq.config import Settings, load
 from agentq.storage import queries
 from agentq.storage.database import Database
 from tests.waiting import eventually
@@ -71,6 +71,8 @@ class Fleet:
     app: str = "agentq_workers.main"
     agents: Path = AGENTS
     db_pool_size: int = 5
+    # As the environment says: everything here holds with local steps, and by messages.
+    local_steps: int = field(default_factory=lambda: load().local_steps)
     workers: list[Worker] = field(default_factory=list)
 
     @property
@@ -83,6 +85,7 @@ class Fleet:
             lease_secs=self.lease_secs,
             stop_secs=self.stop_secs,
             db_pool_size=self.db_pool_size,
+            local_steps=self.local_steps,
         )
 
     @cached_property
