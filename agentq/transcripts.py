@@ -10,9 +10,9 @@ from agentq.run import Snapshot
 from agentq.storage import steps
 from agentq.storage.database import Database
 
-# What a message takes beside its text.
-_EACH = 200
-# Of all runs together, in characters of what is stored; the run that was idle longest is forgotten first.
+# What a message takes in memory beside its text.
+_EACH = 2_000
+# Of all runs together, in characters; the run that was idle longest is forgotten first.
 MAX_CHARS = 16_000_000
 
 

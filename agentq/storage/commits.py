@@ -65,7 +65,7 @@ WHERE id = :run_id AND seq = :old_seq AND lease_token IS NOT DISTINCT FROM :toke
 RETURNING id, event_count, CAST(EXTRACT(epoch FROM now() - created_at) AS float) AS age_secs"""
 _MESSAGES = """INSERT INTO agentq.messages (run_id, position, payload)
     SELECT run.id, m.position, m.payload
-    FROM run, json_to_recordset(CAST(:messages AS json)) m (position integer, payload json)"""
+    FROM run, json_to_recordset(CAST(:messages AS json)) m (position integer, payload text)"""
 _OPENED = """INSERT INTO agentq.tool_calls (run_id, turn, index, position, call_id, tool, kind, queue, timeout_secs,
                                        on_unknown, needs_approval, status, code)
     SELECT run.id, :turn, c.* FROM run, json_to_recordset(CAST(:opened AS json)) c (
@@ -203,8 +203,7 @@ def _refused(connection: Connection, snapshot: Snapshot, token: UUID | None) -> 
 
 
 def _payloads(messages: Sequence[tuple[int, Message]]) -> str:
-    rows = (f'{{"position":{position},"payload":{dump_message(message)}}}' for position, message in messages)
-    return f"[{','.join(rows)}]"
+    return dump([{"position": position, "payload": dump_message(message)} for position, message in messages])
 
 
 def add_result(connection: Connection, run_id: str, position: int, message: ToolMessage) -> None:

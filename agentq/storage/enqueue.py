@@ -37,7 +37,7 @@ MANY = 10_000
 _INSERT_MANY = text(f"""
     WITH new AS MATERIALIZED (
         SELECT r.id, r.payload, r.n
-        FROM ROWS FROM (json_to_recordset(CAST(:runs AS json)) AS (id text, payload json))
+        FROM ROWS FROM (json_to_recordset(CAST(:runs AS json)) AS (id text, payload text))
             WITH ORDINALITY r (id, payload, n)
     ), run AS (
         INSERT INTO agentq.runs ({_COLUMNS})
@@ -138,10 +138,8 @@ def insert_many(connection: Connection, new: Sequence[NewRun], *, announced: int
     }
     for start in range(0, len(new), MANY):
         some = new[start : start + MANY]
-        runs = (f'{{"id":"{run.id}","payload":{dump_message(UserMessage(text=run.text))}}}' for run in some)
-        connection.execute(
-            _INSERT_MANY, values | {"runs": f"[{','.join(runs)}]", "announced": max(0, announced - start)}
-        )
+        runs = [{"id": run.id, "payload": dump_message(UserMessage(text=run.text))} for run in some]
+        connection.execute(_INSERT_MANY, values | {"runs": dump(runs), "announced": max(0, announced - start)})
 
 
 def _same(connection: Connection, new: NewRun) -> str | None:

@@ -8,8 +8,9 @@ from sqlalchemy import Connection, text
 
 from agentq.storage.rows import dump
 
-# As JSON: a list of values is slow to write as an array of Postgres, and json keeps the text as it is.
-_ROWS = """ROWS FROM (json_to_recordset(CAST(:new_events AS json)) AS (type text, data json))
+# As JSON, because a list of values is slow to write as an array of Postgres; what is stored is text in it, for it may
+# hold what Postgres' json refuses.
+_ROWS = """ROWS FROM (json_to_recordset(CAST(:new_events AS json)) AS (type text, data text))
         WITH ORDINALITY e (type, data, n)"""
 
 # For a statement that has the run's row, with its new count of events, as ``run``.
@@ -33,7 +34,8 @@ class NewEvent:
 
 def event_values(events: Sequence[NewEvent]) -> dict[str, Any]:
     """The values of ADD_EVENTS."""
-    return {"events": len(events), "new_events": dump(events)}
+    rows = [{"type": event.type, "data": dump(event.data)} for event in events]
+    return {"events": len(rows), "new_events": dump(rows)}
 
 
 def add_events(connection: Connection, run_id: str, count: int, events: Sequence[NewEvent]) -> None:

@@ -108,10 +108,10 @@ def test_a_message_that_comes_before_the_commit_it_is_for_does_nothing(
 
 @contextmanager
 def held(engine: Engine, what: str) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """Hold the transactions of an engine open, right before their end, until told to go on."""
+    """Hold the commits of an engine open, right before their end, until told to go on."""
     reached, go_on = threading.Event(), threading.Event()
-    database = engine.services.database
-    real = database.transaction
+    database, saver = engine.services.database, engine.saver
+    real, enough = database.transaction, saver._enough_for
 
     @contextmanager
     def transaction() -> Iterator[Any]:
@@ -121,10 +121,12 @@ def held(engine: Engine, what: str) -> Iterator[tuple[threading.Event, threading
             assert go_on.wait(30), what
 
     database.transaction = transaction  # type: ignore[method-assign]
+    saver._enough_for = lambda transition: transaction()  # type: ignore[method-assign]
     try:
         yield reached, go_on
     finally:
         database.transaction = real  # type: ignore[method-assign]
+        saver._enough_for = enough  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(("phase", "calls"), PLACES)
@@ -251,9 +253,18 @@ def test_a_run_whose_first_message_was_lost_with_its_producer_is_found(
     world.assert_done_once(handle)
 
 
+@pytest.fixture
+def held_open(database: Database) -> Iterator[Database]:
+    """A database of which every use is a transaction."""
+    own = Database(database.url.set(drivername="postgresql").render_as_string(hide_password=False))
+    own.autocommit = own.transaction  # type: ignore[method-assign]
+    yield own
+    own.dispose()
+
+
 @pytest.mark.parametrize("comes", [True, False], ids=["held", "rolled back"])
 def test_a_first_message_that_is_earlier_than_its_run_does_nothing(
-    database: Database, monkeypatch: pytest.MonkeyPatch, comes: bool
+    database: Database, held_open: Database, monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
     world = World(database, 1, lambda *_: None, gated=False)
     real = enqueue.insert
@@ -267,6 +278,8 @@ def test_a_first_message_that_is_earlier_than_its_run_does_nothing(
         return made[0]
 
     monkeypatch.setattr(enqueue, "insert", insert)
+    # One statement is committed with its end; here it is to be held.
+    monkeypatch.setattr(world.drain.client, "database", held_open)
     if comes:
         handle = world.drain.enqueue(world.agent)
         world.work(handle)

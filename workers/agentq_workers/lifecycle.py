@@ -1,5 +1,6 @@
 """What happens when a worker starts, forks and stops."""
 
+import gc
 import os
 import socket
 import sys
@@ -69,5 +70,8 @@ def _before_start(app: Celery, runtime: Runtime) -> Any:
             raise SystemExit(2 if error.code.startswith(("schema", "config")) else 3) from error
         # The pool's children must not inherit a connection.
         runtime.database.dispose()
+        # What is there now stays for good. The collector would write to all of it in each child, which then has a copy.
+        gc.collect()
+        gc.freeze()
 
     return check
