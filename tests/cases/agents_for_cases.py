@@ -221,7 +221,8 @@ def once(name: str, *calls: Call, **options: Any) -> Agent:
 
 
 quick = once("quick", Call("note", {"name": "quick"}))
-tiny = once("tiny", Call("tenant"), Call("tenant"), Call("tenant_async"))
+# A short limit: Celery keeps a timer for each task, until a time that goes by its limit, in its worker's memory.
+tiny = once("tiny", Call("tenant"), Call("tenant"), Call("tenant_async"), limits={"tool_timeout_secs": 5})
 tenants = once("tenants", Call("tenant"), Call("tenant_async"))
 
 # F1: A comes back, B and C are under way.
