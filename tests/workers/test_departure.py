@@ -129,3 +129,18 @@ def test_workers_that_are_replaced_one_after_the_other_under_load_fail_no_run_an
     assert len(keys) == len(set(keys))
     longest = max((handle.run().finished_at - handle.run().created_at).total_seconds() for handle in handles)  # type: ignore[operator]
     assert longest < max(LEASE_SECS, seconds_since(started))
+
+
+def test_a_lane_takes_no_further_call_in_a_worker_that_was_told_to_stop(redis_fleet: Fleet) -> None:
+    redis_fleet.start("steps")
+    leaving = redis_fleet.start("tools", concurrency=1)
+    handle = redis_fleet.client.enqueue("fan", "go")
+    redis_fleet.began(1)
+    assert leaving.terminate() == 0
+    # The call in hand, and what had been claimed or fetched when the word came.
+    begun = len(redis_fleet.calls("begin"))
+    assert begun <= 4
+    redis_fleet.start("tools", concurrency=4)
+    assert handle.wait(40).text == "done"
+    assert codes(handle) == [None] * 32
+    assert len(redis_fleet.calls("begin")) == 32

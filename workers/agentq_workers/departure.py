@@ -47,7 +47,7 @@ class Departure:
         if self._begun:
             return
         self._begun = True
-        self._runtime.is_stopping = True
+        self._runtime.stop()
         threading.Thread(target=self._give_up, name="agentq-departure", daemon=True).start()
         # Not waited for: a Postgres that stands still must not keep us.
         threading.Thread(target=self._sweeper.leave, name="agentq-leaving", daemon=True).start()
@@ -60,7 +60,8 @@ class Departure:
 
     def at_once(self) -> None:
         """Kill the pool, give back what it held, and end the process."""
-        self._runtime.is_stopping = self._runtime.is_leaving = True
+        self._runtime.stop()
+        self._runtime.is_leaving = True
         self._replace_none()
         for process in self._processes():
             with suppress(OSError):

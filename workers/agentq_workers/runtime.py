@@ -1,5 +1,6 @@
 """The engine of this process: made at first use, and made anew in a forked child."""
 
+import mmap
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -34,8 +35,8 @@ class Runtime:
         self._main_pid = os.getpid()
         # Set when the process is about to end: what it claims now would be lost with it.
         self.is_leaving = False
-        # Set when the process has been told to end: work in hand is finished, and its run goes on elsewhere.
-        self.is_stopping = False
+        # A byte that the processes of the pool share with this one, from which they are forked.
+        self._stopping = mmap.mmap(-1, 1)
         self.database = Database(str(settings.database_url), pool_size=settings.db_pool_size)
         self.dispatcher = CeleryDispatcher(app, queue=settings.queue)
         # A connection of its own: steps that use up the pool must not cost each other their leases.
@@ -50,6 +51,15 @@ class Runtime:
         self.database.after_fork()
         self._heartbeat_database.after_fork()
         self._engine = None
+
+    def stop(self) -> None:
+        """The worker has been told to end: work in hand is finished, and its run goes on elsewhere."""
+        self._stopping[0] = 1
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether that was said, to this process or to the one whose pool it is of."""
+        return self._stopping[0] == 1
 
     @property
     def is_main_process(self) -> bool:
