@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 from celery import Celery, chord
+from celery.utils import uuid
 from kombu.exceptions import ChannelError, OperationalError
 
 from agentq.embedded import broker
@@ -81,25 +82,37 @@ class CeleryDispatcher:
 
     def send(self, wake_up: WakeUp) -> None:
         try:
-            self.signature(wake_up).apply_async()
+            if isinstance(wake_up, BatchMessage):
+                self.signature(wake_up).apply_async()
+            else:
+                self._publish(wake_up)
         except BROKER_FAULTS as error:
             raise _unavailable(self._app.connection_for_write().as_uri(), error) from error
 
+    def _publish(self, wake_up: StepMessage | CallMessage) -> None:
+        """What ``apply_async`` does in the end, at half its cost: no routes, no options of tasks, no result."""
+        name, ids = _task(wake_up)
+        amqp = self._app.amqp
+        message = amqp.create_task_message(
+            uuid(), name, args=ids, kwargs={}, argsrepr=repr(ids), ignore_result=True, time_limit=_time_limit(wake_up)
+        )
+        with self._app.producer_or_acquire() as producer:
+            amqp.send_task_message(producer, name, message, queue=physical(wake_up.queue, self._prefix))
+
     def signature(self, wake_up: WakeUp) -> Any:
         """The Celery signature of a wake-up: a task, or a chord for a batch."""
-        match wake_up:
-            case StepMessage():
-                return self._task(STEP_TASK, (wake_up.run_id, wake_up.seq), wake_up.queue, wake_up.timeout_secs)
-            case CallMessage():
-                ids = (wake_up.run_id, wake_up.seq, wake_up.index)
-                return self._task(CALL_TASK, ids, wake_up.queue, wake_up.timeout_secs)
-            case BatchMessage():
-                return chord(
-                    [self.signature(lane) for lane in wake_up.lanes], self.signature(wake_up.body), app=self._app
-                )
-
-    def _task(self, name: str, ids: tuple[Any, ...], queue: str, timeout_secs: float | None) -> Any:
-        options: dict[str, Any] = {"queue": physical(queue, self._prefix)}
-        if timeout_secs is not None:
-            options["time_limit"] = 2 * timeout_secs + HARD_GRACE_SECS
+        if isinstance(wake_up, BatchMessage):
+            return chord([self.signature(lane) for lane in wake_up.lanes], self.signature(wake_up.body), app=self._app)
+        name, ids = _task(wake_up)
+        options = {"queue": physical(wake_up.queue, self._prefix), "time_limit": _time_limit(wake_up)}
         return self._app.signature(name, args=ids, immutable=True, **options)
+
+
+def _task(wake_up: StepMessage | CallMessage) -> tuple[str, tuple[Any, ...]]:
+    if isinstance(wake_up, StepMessage):
+        return STEP_TASK, (wake_up.run_id, wake_up.seq)
+    return CALL_TASK, (wake_up.run_id, wake_up.seq, wake_up.index)
+
+
+def _time_limit(wake_up: StepMessage | CallMessage) -> float | None:
+    return None if wake_up.timeout_secs is None else 2 * wake_up.timeout_secs + HARD_GRACE_SECS
