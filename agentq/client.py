@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 from agentq import embedded
@@ -32,7 +33,7 @@ from agentq.registry import by_name, unknown
 from agentq.results import to_text
 from agentq.run import Approval, Event, Progress, Result, Run, Status
 from agentq.services import Services, patience_secs
-from agentq.storage import enqueue, migrate, queries
+from agentq.storage import enqueue, queries
 from agentq.storage import why as explained
 from agentq.storage.database import Database
 from agentq.storage.enqueue import NewRun
@@ -69,7 +70,8 @@ class Client:
         self.settings = with_embedded(settings, self._embedded)
         self.database = Database(str(self.settings.database_url), pool_size=settings.db_pool_size)
         if settings.database_url is None:
-            migrate.upgrade(self.database)
+            # Imported here: what brings a schema up to date takes longer to import than all that a producer needs.
+            import_module("agentq.storage.migrate").upgrade(self.database)
         self.agents = by_name(agents)
 
     @cached_property

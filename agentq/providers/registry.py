@@ -4,12 +4,15 @@ import difflib
 import os
 import re
 from collections.abc import Callable
+from importlib import import_module
 
 from agentq.errors import ConfigError
-from agentq.providers.anthropic import Anthropic
 from agentq.providers.base import Provider
-from agentq.providers.openai_chat import OpenAIChat
 from agentq.providers.profiles import PROFILES, variable
+
+# Imported when a model is called: producers check names, and httpx takes as long to import as all of this.
+_ADAPTERS = {"anthropic": ("agentq.providers.anthropic", "Anthropic")}
+_CHAT = ("agentq.providers.openai_chat", "OpenAIChat")
 
 KNOWN = ("openai", "anthropic", *(name for name in PROFILES if name != "openai"))
 _BARE = ((re.compile(r"gpt-|chatgpt-|o\d"), "openai"), (re.compile(r"claude-"), "anthropic"))
@@ -32,7 +35,8 @@ def resolve(model: str | Provider) -> tuple[Provider, str]:
     check(model)
     if isinstance(model, str):
         name, model_name = _split(model)
-        make: Callable[[str], Provider] = Anthropic if name == "anthropic" else OpenAIChat
+        module, adapter = _ADAPTERS.get(name, _CHAT)
+        make: Callable[[str], Provider] = getattr(import_module(module), adapter)
         return make(name), model_name
     return model, getattr(model, "model", "") or model.name
 
