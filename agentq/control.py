@@ -17,7 +17,7 @@ from agentq.services import Services
 from agentq.steps.base import call_hooks, context
 from agentq.steps.tool_batch import CallDone, interrupted
 from agentq.storage import children, control, queries
-from agentq.storage.events import NewEvent
+from agentq.storage.journal import NewEvent
 from agentq.storage.rows import CallRef
 from agentq.storage.steps import Again
 from agentq.transition import decide, time_is_over
@@ -42,10 +42,10 @@ class Control:
         data = {"call_id": call_id, "decision": "approved" if approved else "rejected", "by": decided_by}
         with self.services.database.transaction() as connection:
             snapshot, _ = control.lock(connection, run_id)
-            left = control.decide_approval(
+            left, said = control.decide_approval(
                 connection, snapshot, call_id, approved=approved, decided_by=decided_by, reason=reason
             )
-            control.note(connection, run_id, NewEvent("approval.decided", data))
+            control.note(connection, run_id, NewEvent("approval.decided", data), said)
             if left > 0:
                 return
             snapshot, _ = control.lock(connection, run_id)

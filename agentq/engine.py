@@ -5,21 +5,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection
-
 from agentq.agent import AgentSpec, make_limits
 from agentq.control import Control
-from agentq.errors import AgentqError, ConfigError, ErrorInfo, LeaseLost, UnavailableError
+from agentq.errors import AgentqError, ConfigError, ConnectionLost, ErrorInfo, LeaseLost, UnavailableError
 from agentq.heartbeat import Lease
 from agentq.limits import MAX_ATTEMPTS
 from agentq.messages import ToolResult
 from agentq.outcomes import BatchOpened, CallsFinished, Failed, Transition, Unclear
 from agentq.run import OpenCall, Snapshot
-from agentq.saving import CallEnd, call_data, following_step
+from agentq.saving import CallEnd, following_step, more_events
 from agentq.services import Services
 from agentq.stay import Stay
 from agentq.steps.base import Done
@@ -30,11 +27,13 @@ from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, r
 from agentq.storage import calls, leases, steps
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested
-from agentq.storage.events import NewEvent
+from agentq.storage.journal import NewEvent, call_data
 from agentq.storage.rows import CallRef, Claim
+from agentq.storage.sql import Connection
 from agentq.storage.steps import Again
 from agentq.text import told
 from agentq.transition import decide, out_of_time
+from agentq.values import replace
 from agentq.wire import CallMessage
 
 logger = logging.getLogger(__name__)
@@ -65,6 +64,7 @@ class Engine(Control):
         Raises UnavailableError when the database is gone; the sweep repairs that.
         """
         services, token = self.services, uuid4()
+        asked = services.clock()
         with self._claiming(run_id, lambda: self.saver.give_back(Claim(run_id, seq, token, 0))) as connection:
             claimed = steps.claim(
                 connection, run_id, seq, lease_secs=services.lease_secs, worker=services.worker, token=token
@@ -72,7 +72,7 @@ class Engine(Control):
         if claimed is None:
             logger.debug("run %s: step %d is taken or history", run_id, seq)
             return
-        claim, snapshot = claimed
+        claim, snapshot = replace(claimed[0], sure_until=asked + services.lease_secs / 2), claimed[1]
         agent = services.agents.get(snapshot.agent)
         if agent is None:
             self._hand_back(claim, snapshot)
@@ -89,9 +89,8 @@ class Engine(Control):
         try:
             with self.services.database.autocommit() as connection:
                 yield connection
-        except UnavailableError as error:
-            if getattr(error.__cause__, "connection_invalidated", False):
-                self.go_on(run_id, give_back())
+        except ConnectionLost:
+            self.go_on(run_id, give_back())
             raise
 
     @contextmanager
@@ -172,11 +171,11 @@ class Engine(Control):
         may_have_run = claim.forgotten or claim.attempt > 1
         if late:
             result = interrupted(only) if may_have_run else not_run(only)
-            return Done(CallsFinished(((only.index, result),), fatal=late), call_data(only.tool, result))
+            return Done(CallsFinished(((only.index, result),), fatal=late), call_data(result))
         done = run_call(
             snapshot, only, agent, self.services, lease=lease, attempt=claim.attempt, may_have_run=may_have_run
         )
-        return Done(done.as_outcome(only.index), call_data(only.tool, done.result) | done.data)
+        return Done(done.as_outcome(only.index), call_data(done.result) | done.data)
 
     def unclear(self, snapshot: Snapshot, only: OpenCall) -> Done:
         """A step whose only call may have run, and must not run again: a person is asked, or the model told so."""
@@ -206,15 +205,13 @@ class Engine(Control):
         """
         transition = decide(snapshot, done.outcome)
         stays = stay is not None and _may_follow(claim, transition) and stay.goes_on()
-        data: dict[str, Any] = {"phase": snapshot.phase, "seq": snapshot.seq, "attempt": claim.attempt}
-        data["worker"] = self.services.worker
         retry = {"retry": transition.note} if transition.note else {}
-        data |= done.data | retry
+        data = {"phase": snapshot.phase, "seq": snapshot.seq} | self._by(claim) | done.data | retry
         event = NewEvent("step", data)
         asked = self.services.clock()
         committed, wake_ups = self.saver.commit(claim.token, transition, event, done.arguments, stays=stays)
         self.services.probe("committed", snapshot.phase)
-        self.services.transcripts.add(snapshot.run_id, transition.messages)
+        self.services.transcripts.add(committed, transition.messages, events=1 + len(more_events(transition)))
         self.saver.send(wake_ups)
         self.services.probe("announced", snapshot.phase)
         where = committed.status if committed.status != "running" else committed.phase
@@ -226,13 +223,20 @@ class Engine(Control):
             return None
         # The commit leaves the lease half its time at least.
         sure_until = asked + self.services.lease_secs / 2
-        return replace(claim, seq=committed.seq, attempt=1, forgotten=False, sure_until=sure_until), committed.begin()
+        following = replace(claim, seq=committed.seq, attempt=1, forgotten=False, follows=True, sure_until=sure_until)
+        return following, committed.begin()
+
+    def _by(self, claim: Claim) -> dict[str, Any]:
+        """What an event says of the process and the attempt, where that is worth a word: see docs/guide.md."""
+        worker = {} if claim.follows else {"worker": self.services.worker}
+        return worker | ({"attempt": claim.attempt} if claim.attempt > 1 else {})
 
     # ------------------------------------------------------------------------------------------------ a call of a batch
 
     def run_call(self, run_id: str, seq: int, index: int) -> CallEnd:
         """Run one call of a batch. The answer says what follows, for the lane or for the chord's barrier to send."""
         services, token = self.services, uuid4()
+        asked = services.clock()
         with self._claiming(run_id, lambda: self.saver.give_back_call(run_id, seq, token)) as connection:
             claimed = calls.claim(
                 connection, run_id, seq, index, lease_secs=services.lease_secs, worker=services.worker, token=token
@@ -247,7 +251,8 @@ class Engine(Control):
                 # Not sent again at once: the sweep does that, and another worker may be the one to take it.
                 calls.rearm(connection, claimed, patience_secs=services.patience_secs, forgive=True)
             return CallEnd()
-        end, stay = CallEnd(here=claimed), Stay(services.local_steps, services.may_stay)
+        sure = replace(claimed.claim, sure_until=asked + services.lease_secs / 2)
+        end, stay = CallEnd(here=replace(claimed, claim=sure)), Stay(services.local_steps, services.may_stay)
         with self._letting_go(claimed.claim):
             while end.here is not None:
                 end = copy_context().run(self._do_call, end.here, agent, stay)
@@ -257,7 +262,7 @@ class Engine(Control):
         """One call; the answer has the next one, where it is ours to do as well."""
         self.services.probe("claimed", "call")
         claim, call, started = claimed.claim, claimed.call, time.monotonic()
-        data: dict[str, object] = {"attempt": claim.attempt, "worker": self.services.worker}
+        data = self._by(claim)
         if claim.forgotten and not call.may_run_again:
             return self.unclear_call(claimed, data)
         snapshot = prepare(claimed.snapshot, agent)
@@ -279,12 +284,12 @@ class Engine(Control):
             data |= {"ms": round((time.monotonic() - started) * 1000)}
             return self._finish_lane(claimed, done, data, stay)
 
-    def _finish_lane(self, claimed: ClaimedCall, done: CallDone, data: dict[str, object], stay: Stay) -> CallEnd:
+    def _finish_lane(self, claimed: ClaimedCall, done: CallDone, data: dict[str, Any], stay: Stay) -> CallEnd:
         services, claim, call = self.services, claimed.claim, claimed.call
         lane = None
         if stay.goes_on():
             # Celery's own time limits were set by the lane's first call: no later one may take longer.
-            lane = Lane(claim.token, services.worker, services.lease_secs, call.queue, call.timeout_secs)
+            lane = Lane(claim.token, services.worker, services.lease_secs, call.queue, call.timeout_secs, claimed.reply)
         asked = services.clock()
         try:
             end = self.finish_call(claimed.ref, done, claim, data, lane=lane)
@@ -299,7 +304,7 @@ class Engine(Control):
         sure_until = asked + services.lease_secs / 2
         return replace(end, here=replace(end.here, claim=replace(end.here.claim, sure_until=sure_until)))
 
-    def unclear_call(self, claimed: ClaimedCall, data: dict[str, object]) -> CallEnd:
+    def unclear_call(self, claimed: ClaimedCall, data: dict[str, Any]) -> CallEnd:
         """The same for a call of a batch. Raises LeaseLost."""
         call, snapshot = claimed.call, claimed.snapshot
         if call.on_unknown == "ask" and not snapshot.cancel_requested:
@@ -309,7 +314,7 @@ class Engine(Control):
         return self.finish_call(claimed.ref, CallDone(interrupted(call)), claimed.claim, data)
 
     def finish_call(
-        self, ref: CallRef, done: CallDone, claim: Claim, data: dict[str, object], *, lane: Lane | None = None
+        self, ref: CallRef, done: CallDone, claim: Claim, data: dict[str, Any], *, lane: Lane | None = None
     ) -> CallEnd:
         """Save a call of a batch and see to the end of the run where it brings one. Raises LeaseLost."""
         end, snapshot = self.saver.finish_call(ref, done, claim.token, data, lane=lane)
@@ -352,7 +357,7 @@ def prepare(snapshot: Snapshot, agent: AgentSpec) -> Snapshot:
 
 def settled(call: OpenCall, result: ToolResult) -> Done:
     """A step whose only call is answered without having been run, or run again."""
-    return Done(CallsFinished(((call.index, result),)), call_data(call.tool, result))
+    return Done(CallsFinished(((call.index, result),)), call_data(result))
 
 
 def _internal(error: Exception) -> ErrorInfo:

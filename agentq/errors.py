@@ -7,6 +7,7 @@
     │   ├── UnknownAgentError      unknown_agent
     │   └── SchemaOutdatedError    schema_outdated           the database needs ``agentq db upgrade``
     ├── UnavailableError *         unavailable               database or broker cannot be reached
+    │   ├── ConnectionLost *       connection_lost           it broke while in use: done, or not, who knows
     │   └── LockedError *          locked                    somebody holds a row for longer than we wait
     ├── RunError                   run_error
     │   ├── RunNotFoundError       run_not_found
@@ -78,6 +79,12 @@ class SchemaOutdatedError(ConfigError):
 class UnavailableError(AgentqError):
     code = "unavailable"
     retryable = True
+
+
+class ConnectionLost(UnavailableError):
+    """The connection broke while it was in use: what was asked of the database may have been done, or not."""
+
+    code = "connection_lost"
 
 
 class LockedError(UnavailableError):

@@ -112,6 +112,7 @@ class ToolMessage(Value):
 
 Message = Annotated[UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
+_PLACED: TypeAdapter[list[tuple[int, Message]]] = TypeAdapter(list[tuple[int, Message]])
 
 
 def dump_message(message: Message) -> str:
@@ -122,3 +123,8 @@ def dump_message(message: Message) -> str:
 
 def load_message(payload: str) -> Message:
     return _MESSAGE.validate_json(payload)
+
+
+def load_messages(payload: str) -> list[tuple[int, Message]]:
+    """Messages with their places, from ``[[place, message], …]``."""
+    return _PLACED.validate_json(payload)

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from agentq.engine import Engine, settled
@@ -17,10 +16,11 @@ from agentq.saving import CallEnd
 from agentq.steps.base import Done
 from agentq.steps.tool_batch import CallDone, crashed, timed_out
 from agentq.storage import calls, leases, steps
-from agentq.storage.events import NewEvent
+from agentq.storage.journal import NewEvent
 from agentq.storage.leases import Due
 from agentq.storage.rows import Claim
 from agentq.storage.steps import Again
+from agentq.values import replace
 from agentq.wire import WakeUp
 
 logger = logging.getLogger(__name__)

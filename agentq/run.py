@@ -1,6 +1,6 @@
 """A run and its state: the words that storage, steps and callers share."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializerFu
 from agentq.errors import ErrorInfo
 from agentq.limits import Limits
 from agentq.messages import Message, Usage
+from agentq.values import replace
 
 Status = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
 Phase = Literal["recall", "model", "review", "tools"]
@@ -57,7 +58,8 @@ class Progress(BaseModel):
 class OpenCall:
     """One call of the open turn: where its result goes, how it may run, and whether it has come back.
 
-    ``begun`` says that a worker has started on it, be it one that was lost: it may have taken effect.
+    ``begun`` says that a worker has started on it, be it one that was lost: it may have taken effect. ``arguments`` are
+    the model's, where they came along.
     """
 
     index: int
@@ -71,6 +73,7 @@ class OpenCall:
     needs_approval: bool = False
     status: CallStatus = "pending"
     begun: bool = False
+    arguments: str | None = None
 
     @property
     def may_run_again(self) -> bool:
@@ -80,7 +83,10 @@ class OpenCall:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state after a step. ``seq`` numbers it; ``turn`` counts replies; ``calls`` are those of the open turn."""
+    """The state after a step. ``seq`` numbers it; ``turn`` counts replies; ``calls`` are those of the open turn.
+
+    ``is_single``: the turn's only call has no row of its own, the run's row says all of it.
+    """
 
     run_id: str
     agent: str
@@ -90,6 +96,8 @@ class Snapshot:
     turn: int = 0
     depth: int = 0
     message_count: int = 0
+    event_count: int = 0
+    is_single: bool = False
     cancel_requested: bool = False
     progress: Progress = field(default_factory=Progress)
     calls: tuple[OpenCall, ...] = ()

@@ -4,11 +4,9 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
-
-from sqlalchemy import Connection
 
 from agentq.errors import LockedError, UnavailableError
 from agentq.ids import new_id
@@ -16,16 +14,17 @@ from agentq.messages import ToolResult
 from agentq.outcomes import Cancelled, Transition
 from agentq.run import ApprovalKind, OpenCall, Progress, Snapshot
 from agentq.services import Services
-from agentq.steps.review import reply_of_turn
 from agentq.steps.tool_batch import CallDone
 from agentq.storage import calls, children, commits, enqueue, steps
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested, Next
 from agentq.storage.enqueue import NewRun
-from agentq.storage.events import NewEvent
+from agentq.storage.journal import NewEvent, call_data
 from agentq.storage.rows import CallRef, Claim
+from agentq.storage.sql import Connection
 from agentq.storage.steps import Again
 from agentq.transition import cancel, decide
+from agentq.values import replace
 from agentq.wire import STEP_QUEUE, BatchMessage, CallMessage, StepMessage, WakeUp
 
 logger = logging.getLogger(__name__)
@@ -111,7 +110,7 @@ class Saver:
 
         With ``lane`` the next call is claimed as well, where it is one for the process that has the lane.
         """
-        event = NewEvent("call", {"index": ref.index} | data | done.data | call_data(done.result.name, done.result))
+        event = NewEvent("call", {"index": ref.index} | data | done.data | call_data(done.result))
 
         def attempt() -> tuple[CallEnd, Snapshot]:
             with self._services.database.transaction() as connection:
@@ -141,7 +140,7 @@ class Saver:
             again = calls.restart(connection, snapshot, call, patience_secs=self._services.patience_secs)
             return [again] if again else [], snapshot
         ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
-        event = NewEvent("call", {"index": call.index} | call_data(call.tool, result))
+        event = NewEvent("call", {"index": call.index} | call_data(result))
         end, after = self._finish(connection, ref, CallDone(result), None, event, was_asked=True)
         return end.wake_ups, after
 
@@ -210,17 +209,16 @@ class Saver:
         following = following_step(transition)
         if stays:
             following = replace(following, lease_secs=self._services.lease_secs)
-        age_secs = commits.commit(
+        snapshot = commits.commit(
             connection,
             transition,
             token=token,
             patience_secs=self._services.patience_secs,
             following=following,
-            events=[*events, *_more_events(transition)],
+            events=[*events, *more_events(transition)],
             even_if_cancelled=even_if_cancelled,
             arguments=arguments,
         )
-        snapshot = replace(transition.snapshot, age_secs=age_secs)
         if stays:
             return snapshot, []
         if transition.delay_secs == 0:
@@ -239,7 +237,7 @@ class Saver:
         asked = [call for call in snapshot.pending if call.kind == "agent"]
         if not asked:
             return []
-        reply, tools = reply_of_turn(connection, snapshot), self._services.agents[snapshot.agent].tools
+        reply, tools = steps.reply(connection, snapshot.run_id), self._services.agents[snapshot.agent].tools
         wake_ups = []
         for call in asked:
             ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
@@ -274,11 +272,6 @@ class Saver:
         return True
 
 
-def call_data(tool: str, result: ToolResult) -> dict[str, Any]:
-    """What an event says of a call's result."""
-    return {"tool": tool, "status": result.status} | ({"code": result.code} if result.code else {})
-
-
 def _opens_batch(transition: Transition) -> bool:
     snapshot = transition.snapshot
     return transition.delay_secs is None and snapshot.phase == "tools" and snapshot.status == "running"
@@ -296,7 +289,8 @@ def _question(call: OpenCall, kind: ApprovalKind) -> dict[str, Any]:
     return {"call_id": call.call_id, "tool": call.tool, "kind": kind}
 
 
-def _more_events(transition: Transition) -> list[NewEvent]:
+def more_events(transition: Transition) -> list[NewEvent]:
+    """What happens beside the step itself."""
     events = [
         NewEvent("approval.requested", _question(call, "outcome" if call.status == "asked" else "approval"))
         for call in transition.approvals

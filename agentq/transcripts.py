@@ -18,10 +18,13 @@ MAX_CHARS = 16_000_000
 
 @dataclass
 class _Known:
-    """``earlier`` are the messages of earlier runs of the thread, None before they were read."""
+    """``earlier`` are the messages of earlier runs of the thread, None before they were read; ``number`` is that of the
+    journal's row up to which all is known.
+    """
 
     earlier: tuple[Message, ...] | None = None
     messages: dict[int, Message] = field(default_factory=dict)
+    number: int = 0
     chars: int = 0
 
 
@@ -39,36 +42,29 @@ class Transcripts:
         """All messages the run may see: those of earlier runs of its thread, then its own."""
         with self._lock:
             known = self._known.get(snapshot.run_id, _Known())
-            own, earlier = dict(known.messages), known.earlier
-        first = next((at for at in range(snapshot.message_count) if at not in own), None)
-        if first is not None or earlier is None:
+            own, earlier, number = dict(known.messages), known.earlier, known.number
+        if number < snapshot.event_count or earlier is None:
             with self._database.autocommit() as connection:
                 if earlier is None and snapshot.thread_id is not None:
                     earlier = steps.earlier_messages(connection, snapshot.run_id, snapshot.thread_id)
-                new = steps.messages_from(connection, snapshot.run_id, first) if first is not None else {}
+                new = steps.messages_after(connection, snapshot.run_id, number)
             own |= new
-            self._keep(snapshot.run_id, earlier or (), new)
+            self._keep(snapshot.run_id, earlier or (), new, snapshot.event_count)
         return (*(earlier or ()), *(own[at] for at in sorted(own) if at < snapshot.message_count))
 
-    def message(self, run_id: str, position: int) -> Message | None:
-        """One message of a run's own, if it is known here."""
+    def add(self, after: Snapshot, messages: Iterable[tuple[int, Message]], *, events: int) -> None:
+        """Remember what was committed here, with so many events, of a run that was known here up to then."""
         with self._lock:
-            known = self._known.get(run_id)
-            return known.messages.get(position) if known else None
-
-    def add(self, run_id: str, messages: Iterable[tuple[int, Message]]) -> None:
-        """Remember what was committed here, of a run whose transcript was read here."""
-        with self._lock:
-            known = self._known.get(run_id)
-        if known is not None:
-            self._keep(run_id, known.earlier or (), dict(messages))
+            known = self._known.get(after.run_id)
+        if known is not None and known.number == after.event_count - events:
+            self._keep(after.run_id, known.earlier or (), dict(messages), after.event_count)
 
     def forget(self, run_id: str) -> None:
         """Of a run that has ended."""
         with self._lock:
             self._drop(run_id)
 
-    def _keep(self, run_id: str, earlier: tuple[Message, ...], new: dict[int, Message]) -> None:
+    def _keep(self, run_id: str, earlier: tuple[Message, ...], new: dict[int, Message], number: int) -> None:
         with self._lock:
             known = self._known.pop(run_id, None) or _Known()
             before = known.chars
@@ -77,6 +73,7 @@ class Transcripts:
                 known.chars += sum(_chars(message) for message in earlier)
             known.chars += sum(_chars(message) for at, message in new.items() if at not in known.messages)
             known.messages |= new
+            known.number = max(known.number, number)
             self._known[run_id] = known
             self._chars += known.chars - before
             while self._chars > self._max_chars:

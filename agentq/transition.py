@@ -1,7 +1,6 @@
 """The state machine: ``decide(snapshot, outcome)`` says what a step changed and what comes next. No I/O, no clock."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, assert_never
 
 from agentq.errors import ErrorInfo
@@ -26,6 +25,7 @@ from agentq.outcomes import (
 )
 from agentq.retry import wait_secs
 from agentq.run import Ending, OpenCall, Phase, Snapshot, Status
+from agentq.values import replace
 
 
 class UnexpectedOutcomeError(Exception):
@@ -115,7 +115,7 @@ def _replied(snapshot: Snapshot, reply: Replied) -> Transition:
         model_tries=0,
         facts=(),
     )
-    snapshot = replace(snapshot, turn=snapshot.turn + 1, calls=())
+    snapshot = replace(snapshot, turn=snapshot.turn + 1, calls=(), is_single=False)
     if reply.message.stop == "blocked":
         snapshot, placed = _append(snapshot, reply.message.model_copy(update={"calls": ()}))
         return replace(_end(snapshot, _FILTERED), messages=placed)
@@ -188,17 +188,26 @@ def _called(snapshot: Snapshot, reply: Replied) -> Transition:
             on_unknown=call.on_unknown,
             needs_approval=call.review,
             status="done" if call.result else "pending",
+            arguments=asked.arguments,
         )
-        for i, call in enumerate(planned)
+        for i, (call, asked) in enumerate(zip(planned, reply.message.calls, strict=True))
     )
     settled = tuple((i, call.result) for i, call in enumerate(planned) if call.result)
-    following = _after_reply(replace(_progress(snapshot, empty_replies=0), calls=opened), reply.output)
+    snapshot = replace(_progress(snapshot, empty_replies=0), calls=opened, is_single=_is_single(opened))
+    following = _after_reply(snapshot, reply.output)
     closed = settled + following.closed
     return replace(
         following,
         opened=_closed(opened, closed),
         messages=placed + _as_messages(opened, settled) + following.messages,
         closed=closed,
+    )
+
+
+def _is_single(opened: tuple[OpenCall, ...]) -> bool:
+    """Whether the tools step runs the turn's only call itself, and nobody is asked about it before."""
+    return (
+        len(opened) == 1 and opened[0].kind == "tool" and opened[0].status == "pending" and not opened[0].needs_approval
     )
 
 
@@ -299,7 +308,10 @@ def _calls_finished(snapshot: Snapshot, finished: CallsFinished) -> Transition:
 def _unclear(snapshot: Snapshot, unclear: Unclear) -> Transition:
     calls = tuple(replace(call, status="asked") if call.index == unclear.index else call for call in snapshot.calls)
     asked = next(call for call in calls if call.index == unclear.index)
-    return Transition(replace(snapshot, calls=calls, status="waiting"), approvals=(asked,))
+    # What a person is asked about has a row.
+    opened = (asked,) if snapshot.is_single else ()
+    after = replace(snapshot, calls=calls, status="waiting", is_single=False)
+    return Transition(after, opened=opened, approvals=(asked,))
 
 
 def _next_turn(snapshot: Snapshot) -> Transition:

@@ -60,7 +60,9 @@ def _open_runs(url: str) -> int:
 
 def _outcome(url: str) -> tuple[int, int]:
     completed = _count(url, "SELECT count(*) FROM agentq.runs WHERE status = 'completed'")
-    return completed, _count(url, "SELECT count(*) FROM agentq.tool_calls WHERE code = 'interrupted'")
+    return completed, _count(
+        url, "SELECT count(*) FROM agentq.messages WHERE CAST(payload AS json) #>> '{result,code}' = 'interrupted'"
+    )
 
 
 def _count(url: str, query: str) -> int:

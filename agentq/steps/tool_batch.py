@@ -1,7 +1,7 @@
 """Tool calls: run one within its limits and turn whatever happens into its result."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -12,17 +12,18 @@ from agentq.errors import ErrorInfo, ToolError
 from agentq.heartbeat import Lease
 from agentq.hooks import EndRun
 from agentq.invoke import ToolCancelledError, ToolTimeoutError, invoke
-from agentq.messages import AssistantMessage, ToolCall, ToolResult
+from agentq.messages import ToolCall, ToolResult
 from agentq.outcomes import CallsFinished, HookEnded
 from agentq.results import to_text
 from agentq.run import OpenCall, Snapshot
 from agentq.services import Services
 from agentq.steps.base import call_hooks, context, is_stopped
-from agentq.steps.review import reply_of_turn, reply_position
+from agentq.storage import steps as storage
 from agentq.storage.rows import CallRef
 from agentq.text import clean, cut, told
 from agentq.tools import Tool
 from agentq.unknown import Happened, NotHappened
+from agentq.values import replace
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def run_call(
     ``may_have_run``: an earlier attempt was begun, so that a tool's probe is asked first whether it took effect. Raises
     LeaseLost when the call was answered while this process stood still: its tool must not begin any more.
     """
-    asked = _known_to_ask(snapshot, call, services, lease) or asked_for(snapshot, call, services, token=lease.token)
+    asked = _known_to_ask(call, services, lease) or asked_for(snapshot, call, services, token=lease.token)
     ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
     ctx = context(snapshot, call_id=call.call_id, idempotency_key=ref.idempotency_key, attempt=attempt)
     faults: list[str] = []
@@ -90,12 +91,11 @@ def run_call(
     return done
 
 
-def _known_to_ask(snapshot: Snapshot, call: OpenCall, services: Services, lease: Lease) -> ToolCall | None:
-    """What the model asked for, where this process has its reply and the lease for sure; else the database says it."""
-    if lease.sure_until is None or services.clock() >= lease.sure_until:
+def _known_to_ask(call: OpenCall, services: Services, lease: Lease) -> ToolCall | None:
+    """What the model asked for, where it came along and the lease is ours for sure; else the database says it."""
+    if call.arguments is None or lease.sure_until is None or services.clock() >= lease.sure_until:
         return None
-    reply = services.transcripts.message(snapshot.run_id, reply_position(call))
-    return reply.calls[call.index] if isinstance(reply, AssistantMessage) else None
+    return ToolCall(id=call.call_id, name=call.tool, arguments=call.arguments)
 
 
 def asked_for(snapshot: Snapshot, call: OpenCall, services: Services, *, token: UUID | None = None) -> ToolCall:
@@ -104,8 +104,7 @@ def asked_for(snapshot: Snapshot, call: OpenCall, services: Services, *, token: 
     Raises LeaseLost where the lease of ``token`` is not held any more.
     """
     with services.database.autocommit() as connection:
-        # A lane's snapshot does not carry the call's siblings.
-        return reply_of_turn(connection, replace(snapshot, calls=(call,)), token=token).calls[call.index]
+        return storage.reply(connection, snapshot.run_id, token=token).calls[call.index]
 
 
 def _bounded(call: OpenCall, snapshot: Snapshot) -> float:

@@ -1,18 +1,16 @@
 """The statements of a single call of a batch: claim it, finish it, put the next one on the lane."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, text
-
 from agentq.errors import LeaseLost
 from agentq.limits import MAX_LANES
-from agentq.messages import ToolMessage, ToolResult
+from agentq.messages import AssistantMessage, ToolMessage, ToolResult, dump_message
 from agentq.run import OpenCall, Snapshot
-from agentq.storage import commits
-from agentq.storage.commits import CancelRequested, add_result
-from agentq.storage.events import NewEvent, add_events
+from agentq.storage import commits, journal
+from agentq.storage.commits import CancelRequested
+from agentq.storage.journal import NewEvent
 from agentq.storage.rows import (
     SNAPSHOT_COLUMNS,
     CallRef,
@@ -22,15 +20,18 @@ from agentq.storage.rows import (
     to_open_call,
     to_snapshot,
 )
+from agentq.storage.sql import Connection, Row, text
 from agentq.storage.steps import (
     BOUNDED,
     FIRST_PATIENCE,
     FORGOT_AT,
     IS_LOST,
     NO_FSYNC,
+    last_reply,
     open_calls,
     overdue,
 )
+from agentq.values import replace
 from agentq.wire import CallMessage
 
 _RUN = snapshot_columns("r")
@@ -48,7 +49,8 @@ _CLAIM = text(f"""
         -- A cancel that ends the run waits for this lock, and then sees the call as running.
         SELECT * FROM agentq.runs WHERE id = :run_id AND seq = :seq AND NOT cancel_requested FOR KEY SHARE) r
     WHERE c.run_id = r.id AND c.turn = r.turn AND c.index = :index AND c.status = 'announced'
-    RETURNING {_RUN}, {_CALL}, c.worker, false AS overdue
+    RETURNING {_RUN}, {_CALL}, c.worker, false AS overdue,
+        (SELECT j.messages FROM agentq.journal j WHERE j.run = r.number AND j.number = r.reply) AS said
 """)
 _TAKE_OVER = text(f"""
     UPDATE agentq.tool_calls c SET
@@ -71,17 +73,31 @@ _REARM = text(f"""
     WHERE run_id = :run_id AND lease_token = :token
     RETURNING index AS call_index, queue, timeout_secs
 """)
-_LOCK_RUN = text(f"""
-    WITH {BOUNDED}
-    UPDATE agentq.runs SET
-        open_calls = open_calls - 1, asked_calls = asked_calls - :asked,
-        -- Where only calls are left that a person is asked about, the run waits.
-        status = CASE WHEN open_calls > 1 AND open_calls - 1 = asked_calls - :asked THEN 'waiting' ELSE 'running' END,
-        event_count = event_count + 1, updated_at = now()
-    FROM bounded
-    WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND lease_token IS NULL
-        AND status NOT IN ('completed', 'failed', 'cancelled')
-    RETURNING {SNAPSHOT_COLUMNS}, open_calls, event_count
+# Locks the run first, so that of calls ending together exactly one sees that it was the last.
+_FINISH = text(f"""
+    WITH {BOUNDED}, run AS (
+        UPDATE agentq.runs SET
+            open_calls = open_calls - 1, asked_calls = asked_calls - :asked,
+            -- Where only calls are left that a person is asked about, the run waits.
+            status = CASE WHEN open_calls > 1 AND open_calls - 1 = asked_calls - :asked THEN 'waiting'
+                          ELSE 'running' END,
+            event_count = event_count + 1, updated_at = now()
+        FROM bounded
+        WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND lease_token IS NULL
+            AND status NOT IN ('completed', 'failed', 'cancelled')
+        RETURNING {SNAPSHOT_COLUMNS}, open_calls, number
+    ), done AS (
+        UPDATE agentq.tool_calls c SET
+            status = 'done', code = :code, lease_token = NULL, lease_until = NULL, sweep_at = NULL, finished_at = now()
+        FROM run
+        WHERE c.run_id = run.id AND c.turn = :turn AND c.index = :index AND c.status <> 'done'
+            AND c.lease_token IS NOT DISTINCT FROM :token
+        RETURNING c.position
+    ), told AS (
+        INSERT INTO agentq.journal (run, number, events, messages)
+        SELECT run.number, run.event_count, :happened, '[[' || done.position || ',' || :message || ']]' FROM run, done
+    )
+    SELECT run.*, done.position FROM run LEFT JOIN done ON true
 """)
 _ASK_RUN = text(f"""
     WITH {BOUNDED}
@@ -92,7 +108,7 @@ _ASK_RUN = text(f"""
     FROM bounded
     WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND runs.lease_token IS NULL
         AND status NOT IN ('completed', 'failed', 'cancelled')
-    RETURNING event_count, cancel_requested
+    RETURNING number, event_count, cancel_requested
 """)
 _PARK = text("""
     UPDATE agentq.tool_calls SET status = 'asked', lease_token = NULL, lease_until = NULL, sweep_at = NULL
@@ -112,13 +128,6 @@ _RESTART = text(f"""
 """)
 _RESUME_RUN = text("""
     UPDATE agentq.runs SET asked_calls = asked_calls - 1, status = 'running', updated_at = now() WHERE id = :run_id
-""")
-_FINISH = text("""
-    UPDATE agentq.tool_calls SET status = 'done', code = :code, lease_token = NULL, lease_until = NULL, sweep_at = NULL,
-                                 finished_at = now()
-    WHERE run_id = :run_id AND turn = :turn AND index = :index AND status <> 'done'
-        AND lease_token IS NOT DISTINCT FROM :token
-    RETURNING position
 """)
 # Stronger than the lock of a claim: who is claiming now is waited for and seen as running.
 _NO_MORE_CLAIMS = text("SELECT 1 FROM agentq.runs WHERE id = :run_id FOR UPDATE")
@@ -143,11 +152,12 @@ _TAKE_NEXT = text(f"""
 
 @dataclass(frozen=True)
 class ClaimedCall:
-    """A call that is ours to run, or to settle."""
+    """A call that is ours to run, or to settle; ``reply`` asks for it, where that came along."""
 
     claim: Claim
     snapshot: Snapshot
     call: OpenCall
+    reply: AssistantMessage | None = None
 
     @property
     def ref(self) -> CallRef:
@@ -163,6 +173,7 @@ class Lane:
     lease_secs: float
     queue: str
     timeout_secs: float
+    reply: AssistantMessage | None = None
 
 
 def claim(
@@ -178,7 +189,8 @@ def claim(
     """Take one announced call; None when it is taken, done, or history. Needs an autocommit connection."""
     token = token or uuid4()
     values = {"run_id": run_id, "seq": seq, "index": index, "token": token, "lease_secs": lease_secs, "worker": worker}
-    return _claimed(connection.execute(_CLAIM, values).first(), token)
+    row = connection.execute(_CLAIM, values).first()
+    return None if row is None else _asked(_claimed(row, token), last_reply(row.said))
 
 
 def take_over(
@@ -187,11 +199,17 @@ def take_over(
     """Take a call whose lease ran out, to settle what became of it; None when its owner is alive or it came back."""
     token = uuid4()
     values = ref.__dict__ | {"token": token, "lease_secs": lease_secs, "worker": worker, "gone": gone}
-    return _claimed(connection.execute(_TAKE_OVER, values).first(), token)
+    row = connection.execute(_TAKE_OVER, values).first()
+    return None if row is None else _claimed(row, token)
 
 
-def _claimed(row: Any, token: UUID) -> ClaimedCall | None:
-    return None if row is None else ClaimedCall(to_claim(row, token), to_snapshot(row), to_open_call(row))
+def _claimed(row: Row, token: UUID) -> ClaimedCall:
+    return ClaimedCall(to_claim(row, token), to_snapshot(row), to_open_call(row))
+
+
+def _asked(claimed: ClaimedCall, reply: AssistantMessage) -> ClaimedCall:
+    call = replace(claimed.call, arguments=reply.calls[claimed.call.index].arguments)
+    return replace(claimed, call=call, reply=reply)
 
 
 def rearm(
@@ -229,21 +247,18 @@ def finish(
     event: NewEvent,
     was_asked: bool = False,
 ) -> Finished:
-    """Save one call's result in the caller's transaction. Raises LeaseLost, with nothing written, when it is not ours.
+    """Save one call's result in the caller's transaction, which is to be rolled back when this raises LeaseLost.
 
-    Locks the run first, so that of calls ending together exactly one sees that it was the last. ``was_asked``: a person
-    was asked about the call, and has answered.
+    ``was_asked``: a person was asked about the call, and has answered.
     """
-    run = {"run_id": ref.run_id, "turn": ref.turn}
-    row = connection.execute(_LOCK_RUN, run | {"asked": int(was_asked)}).first()
+    message = ToolMessage(result=result)
+    values = ref.__dict__ | {"asked": int(was_asked), "token": token, "code": result.code or "success"}
+    values |= {"happened": journal.entry([event], [(0, message)])["happened"], "message": dump_message(message)}
+    row = connection.execute(_FINISH, values).first()
     if row is None:
         raise LeaseLost(f"run {ref.run_id}: the batch of turn {ref.turn} is history")
-    values = run | {"index": ref.index, "token": token, "code": result.code or "success"}
-    position = connection.execute(_FINISH, values).scalar()
-    if position is None:
+    if row.position is None:
         raise LeaseLost(f"run {ref.run_id}: call {ref.index} of turn {ref.turn} belongs to another process or is done")
-    add_result(connection, ref.run_id, position, ToolMessage(result=result))
-    add_events(connection, ref.run_id, row.event_count, [event])
     return Finished(to_snapshot(row), row.open_calls)
 
 
@@ -262,7 +277,7 @@ def ask(connection: Connection, claimed: ClaimedCall, arguments: str, *, event: 
     if connection.execute(_PARK, ref.__dict__ | {"token": claimed.claim.token}).first() is None:
         raise LeaseLost(f"run {ref.run_id}: call {ref.index} of turn {ref.turn} belongs to another process or is done")
     commits.ask(connection, claimed.snapshot, replace(claimed.call, status="asked"), arguments)
-    add_events(connection, ref.run_id, row.event_count, [event])
+    journal.add(connection, row.number, row.event_count, [event])
 
 
 def restart(connection: Connection, snapshot: Snapshot, call: OpenCall, *, patience_secs: float) -> CallMessage | None:
@@ -277,7 +292,7 @@ def restart(connection: Connection, snapshot: Snapshot, call: OpenCall, *, patie
 
 def with_calls(connection: Connection, snapshot: Snapshot) -> Snapshot:
     """The snapshot with the calls of its open turn."""
-    calls = open_calls(connection, snapshot.run_id, snapshot.turn)
+    calls = open_calls(connection, snapshot.run_id)
     return Snapshot(**{**snapshot.__dict__, "calls": calls})
 
 
@@ -297,10 +312,12 @@ def announce_next(connection: Connection, snapshot: Snapshot, *, patience_secs: 
 
 def take_next(connection: Connection, snapshot: Snapshot, lane: Lane) -> ClaimedCall | None:
     """Claim the next pending call for the process whose lane has become free; None when it is not for that process."""
-    values = lane.__dict__ | {"run_id": snapshot.run_id, "turn": snapshot.turn}
+    values = {name: value for name, value in lane.__dict__.items() if name != "reply"}
+    values |= {"run_id": snapshot.run_id, "turn": snapshot.turn}
     row = connection.execute(_TAKE_NEXT, values).first()
     if row is None:
         return None
     call = to_open_call(row)
     claim = Claim(snapshot.run_id, snapshot.seq, lane.token, row.attempt, lane.worker, lane.queue)
-    return ClaimedCall(claim, snapshot, call)
+    claimed = ClaimedCall(claim, snapshot, call)
+    return claimed if lane.reply is None else _asked(claimed, lane.reply)

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
-
 from agentq.storage.rows import CallRef
+from agentq.storage.sql import Connection, text
 
 _LINK = text("""
     UPDATE agentq.tool_calls SET child_run_id = :child WHERE run_id = :run_id AND turn = :turn AND index = :index

@@ -6,16 +6,17 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, TextClause, text
-
 from agentq.errors import LeaseLost
 from agentq.limits import MAX_LANES
-from agentq.messages import Message, ToolMessage, dump_message
+from agentq.messages import AssistantMessage
 from agentq.outcomes import Transition
 from agentq.run import OpenCall, Snapshot
-from agentq.storage.events import ADD_EVENTS, NewEvent, event_values
-from agentq.storage.rows import dump
+from agentq.storage import journal
+from agentq.storage.journal import NewEvent
+from agentq.storage.rows import COUNTS, dump, of_progress
+from agentq.storage.sql import Connection, text
 from agentq.storage.steps import BOUNDED, FIRST_PATIENCE
+from agentq.values import replace
 from agentq.wire import CallMessage
 
 
@@ -53,19 +54,17 @@ _HAND_ON = """
     due_at = now(), claimed_at = now(), attempt = 1,
     lease_until = CASE WHEN lease_until < now() + make_interval(secs => :lease_secs / 2)
                        THEN now() + make_interval(secs => :lease_secs) ELSE lease_until END"""
-_UPDATE = """UPDATE agentq.runs SET
+_UPDATE = f"""UPDATE agentq.runs SET
     seq = :seq, status = :status, phase = :phase, turn = :turn, progress = :progress,
     message_count = :message_count, event_count = event_count + :events,
+    reply = CASE WHEN :replied THEN event_count + :events ELSE reply END, on_unknown = :on_unknown,
     open_calls = :open_calls, asked_calls = :asked_calls, queue = :queue, timeout_secs = :timeout_secs,
     deadline_at = CASE WHEN NOT :ended THEN created_at + make_interval(secs => :run_secs) END,
-    updated_at = now(),{then}
+    {", ".join(f"{name} = :{name}" for name in COUNTS)}, updated_at = now(),{{then}}
 FROM bounded
 WHERE id = :run_id AND seq = :old_seq AND lease_token IS NOT DISTINCT FROM :token
     AND (:even_if_cancelled OR NOT cancel_requested) AND status NOT IN ('completed', 'failed', 'cancelled')
-RETURNING id, event_count, CAST(EXTRACT(epoch FROM now() - created_at) AS float) AS age_secs"""
-_MESSAGES = """INSERT INTO agentq.messages (run_id, position, payload)
-    SELECT run.id, m.position, m.payload
-    FROM run, json_to_recordset(CAST(:messages AS json)) m (position integer, payload text)"""
+RETURNING id, number, event_count, CAST(EXTRACT(epoch FROM now() - created_at) AS float) AS age_secs"""
 _OPENED = """INSERT INTO agentq.tool_calls (run_id, turn, index, position, call_id, tool, kind, queue, timeout_secs,
                                        on_unknown, needs_approval, status, code)
     SELECT run.id, :turn, c.* FROM run, json_to_recordset(CAST(:opened AS json)) c (
@@ -79,7 +78,6 @@ _NO_MORE_QUESTIONS = """UPDATE agentq.approvals a SET status = 'closed', decided
     FROM run WHERE a.run_id = run.id AND a.status = 'pending'"""
 
 _STANDS_AT = text("SELECT seq FROM agentq.runs WHERE id = :run_id AND lease_token IS NOT DISTINCT FROM :token")
-_INSERT_MESSAGE = text("INSERT INTO agentq.messages (run_id, position, payload) VALUES (:run_id, :position, :payload)")
 _ASK_CALL = text("""
     UPDATE agentq.tool_calls SET
         status = 'asked', lease_token = NULL, lease_until = NULL, sweep_at = NULL,
@@ -103,18 +101,17 @@ _ANNOUNCE_FIRST = text(f"""
 
 
 @cache
-def _statement(*, stays: bool, opens: bool, closes: bool, asks_no_more: bool) -> TextClause:
+def _statement(*, stays: bool, tells: bool, opens: bool, closes: bool, asks_no_more: bool) -> bytes:
     """Of the parts that a step needs: each one costs, also where it finds nothing to do."""
     parts = {
         "run": _UPDATE.format(then=_HAND_ON if stays else _LET_GO),
-        "happened": ADD_EVENTS,
-        "said": _MESSAGES,
+        "told": journal.ADD if tells else None,
         "opened": _OPENED if opens else None,
         "closed": _CLOSED if closes else None,
         "asked": _NO_MORE_QUESTIONS if asks_no_more else None,
     }
     named = [f"{name} AS ({part})" for name, part in parts.items() if part]
-    return text(f"WITH {BOUNDED}, {', '.join(named)} SELECT age_secs FROM run")
+    return text(f"WITH {BOUNDED}, {', '.join(named)} SELECT age_secs, event_count FROM run")
 
 
 def is_one_statement(transition: Transition) -> bool:
@@ -132,19 +129,15 @@ def commit(
     events: Sequence[NewEvent],
     even_if_cancelled: bool = False,
     arguments: dict[int, str] | None = None,
-) -> float:
-    """Save a step; the answer is the run's age in seconds.
+) -> Snapshot:
+    """Save a step; the answer is the run after it.
 
     ``token`` is the lease (None for a run that nobody works on, whose row the caller has locked). ``arguments`` are the
     texts put before a person, by call index. Raises LeaseLost or CancelRequested, with nothing written.
     """
     snapshot, ending = transition.snapshot, transition.ending
-    codes, new = dict(transition.closed), {call.index for call in transition.opened}
-    opened = [_call_values(call, codes.get(call.index)) for call in transition.opened]
-    closed = [
-        {"index": index, "code": result.code or "success"} for index, result in transition.closed if index not in new
-    ]
-    values = _run_values(transition) | event_values(events)
+    opened, closed = _rows(transition)
+    values = _run_values(transition) | journal.entry(events, transition.messages)
     values |= {
         "token": token,
         "patience_secs": patience_secs,
@@ -152,23 +145,35 @@ def commit(
         "timeout_secs": following.timeout_secs,
         "lease_secs": following.lease_secs,
         "even_if_cancelled": even_if_cancelled,
-        "messages": _payloads(transition.messages),
         "opened": dump(opened),
         "closed": dump(closed),
     }
     statement = _statement(
         stays=following.lease_secs is not None,
+        tells=bool(events or transition.messages),
         opens=bool(opened),
         closes=bool(closed),
         asks_no_more=ending is not None and snapshot.phase in ("review", "tools"),
     )
-    age_secs: float | None = connection.execute(statement, values).scalar()
-    if age_secs is None:
+    row = connection.execute(statement, values).first()
+    if row is None:
         _refused(connection, snapshot, token)
-        return snapshot.age_secs
+        return snapshot
     for call in transition.approvals:
         ask(connection, snapshot, call, (arguments or {})[call.index])
-    return age_secs
+    return replace(snapshot, age_secs=row.age_secs, event_count=row.event_count)
+
+
+def _rows(transition: Transition) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The calls that get a row, and those whose row is closed."""
+    if transition.snapshot.is_single:
+        return [], []
+    codes, new = dict(transition.closed), {call.index for call in transition.opened}
+    opened = [_call_values(call, codes.get(call.index)) for call in transition.opened]
+    closed = [
+        {"index": index, "code": result.code or "success"} for index, result in transition.closed if index not in new
+    ]
+    return opened, closed
 
 
 def _run_values(transition: Transition) -> dict[str, Any]:
@@ -180,9 +185,11 @@ def _run_values(transition: Transition) -> dict[str, Any]:
         "status": snapshot.status,
         "phase": snapshot.phase,
         "turn": snapshot.turn,
-        "progress": snapshot.progress.model_dump_json(exclude_defaults=True),
+        **of_progress(snapshot.progress),
         "message_count": snapshot.message_count,
-        "open_calls": len(snapshot.pending),
+        "replied": any(isinstance(message, AssistantMessage) for _, message in transition.messages),
+        "on_unknown": next((call.on_unknown for call in snapshot.pending if snapshot.is_single), None),
+        "open_calls": 0 if snapshot.is_single else len(snapshot.pending),
         "asked_calls": sum(call.status == "asked" for call in snapshot.pending),
         "run_secs": snapshot.limits.run_secs,
         "delay_secs": transition.delay_secs,
@@ -200,15 +207,6 @@ def _refused(connection: Connection, snapshot: Snapshot, token: UUID | None) -> 
         raise CancelRequested
     if stands_at != snapshot.seq or token is None:
         raise LeaseLost(f"run {snapshot.run_id}: step {snapshot.seq - 1} belongs to another process or is history")
-
-
-def _payloads(messages: Sequence[tuple[int, Message]]) -> str:
-    return dump([{"position": position, "payload": dump_message(message)} for position, message in messages])
-
-
-def add_result(connection: Connection, run_id: str, position: int, message: ToolMessage) -> None:
-    """Put one call's result in its place."""
-    connection.execute(_INSERT_MESSAGE, {"run_id": run_id, "position": position, "payload": dump_message(message)})
 
 
 def _call_values(call: OpenCall, result: Any) -> dict[str, Any]:

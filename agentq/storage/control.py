@@ -1,15 +1,15 @@
 """What people do to a run from outside: cancel it, decide on its waiting calls. The run's row is locked first."""
 
+from collections.abc import Sequence
 from typing import Any
-
-from sqlalchemy import Connection, text
 
 from agentq.errors import ApprovalNotPendingError, RunNotFoundError
 from agentq.messages import ToolMessage, ToolResult
 from agentq.run import TERMINAL, ApprovalKind, OpenCall, Snapshot
-from agentq.storage.commits import add_result
-from agentq.storage.events import NewEvent, add_events
+from agentq.storage import journal
+from agentq.storage.journal import NewEvent, Placed
 from agentq.storage.rows import SNAPSHOT_COLUMNS, to_snapshot
+from agentq.storage.sql import Connection, text
 from agentq.storage.steps import BOUNDED, open_calls
 
 _LOCK = text(f"""
@@ -23,7 +23,8 @@ _TIME_LIMIT = text("""
 """)
 _ASK_CANCEL = text("UPDATE agentq.runs SET cancel_requested = true, updated_at = now() WHERE id = :run_id")
 _COUNT_EVENT = text("""
-    UPDATE agentq.runs SET event_count = event_count + 1, updated_at = now() WHERE id = :run_id RETURNING event_count
+    UPDATE agentq.runs SET event_count = event_count + 1, updated_at = now() WHERE id = :run_id
+    RETURNING number, event_count
 """)
 _CHILDREN = text("""
     SELECT id FROM agentq.runs WHERE parent_run_id = :run_id AND status NOT IN ('completed', 'failed', 'cancelled')
@@ -56,7 +57,7 @@ def lock(connection: Connection, run_id: str) -> tuple[Snapshot, bool]:
     row = connection.execute(_LOCK, {"run_id": run_id}).first()
     if row is None:
         raise RunNotFoundError(f"there is no run {run_id!r}; see: agentq runs ls", run_id=run_id)
-    calls = open_calls(connection, run_id, row.turn) if row.phase in ("review", "tools") else ()
+    calls = open_calls(connection, run_id) if row.phase in ("review", "tools") else ()
     snapshot = to_snapshot(row, () if row.status in TERMINAL else calls)
     return snapshot, bool(row.at_work) or any(call.status == "running" for call in calls)
 
@@ -66,10 +67,10 @@ def ask_cancel(connection: Connection, run_id: str) -> None:
     connection.execute(_ASK_CANCEL, {"run_id": run_id})
 
 
-def note(connection: Connection, run_id: str, event: NewEvent) -> None:
-    """Add an event that no step brought."""
-    count = connection.execute(_COUNT_EVENT, {"run_id": run_id}).scalar_one()
-    add_events(connection, run_id, count, [event])
+def note(connection: Connection, run_id: str, event: NewEvent, messages: Sequence[Placed] = ()) -> None:
+    """Add an event that no step brought, and what came with it."""
+    row = connection.execute(_COUNT_EVENT, {"run_id": run_id}).one()
+    journal.add(connection, row.number, row.event_count, [event], messages)
 
 
 def open_children(connection: Connection, run_id: str) -> tuple[str, ...]:
@@ -78,13 +79,15 @@ def open_children(connection: Connection, run_id: str) -> tuple[str, ...]:
 
 def decide_approval(
     connection: Connection, snapshot: Snapshot, call_id: str, *, approved: bool, decided_by: str, reason: str | None
-) -> int:
-    """Record one decision and return how many calls still wait. Raises ApprovalNotPendingError when it is too late."""
+) -> tuple[int, list[Placed]]:
+    """Record one decision; the answer is how many calls still wait, and what the model is told.
+
+    Raises ApprovalNotPendingError when it is too late.
+    """
     decision = {"status": "approved" if approved else "rejected", "decided_by": decided_by, "reason": reason}
     call = _decide(connection, snapshot, call_id, "approval", decision)
-    if not approved:
-        _reject(connection, snapshot, call, reason)
-    return int(connection.execute(_PENDING, {"run_id": snapshot.run_id}).scalar_one())
+    said = [] if approved else [_reject(connection, snapshot, call, reason)]
+    return int(connection.execute(_PENDING, {"run_id": snapshot.run_id}).scalar()), said
 
 
 def answer_outcome(
@@ -105,14 +108,12 @@ def _decide(
     return next(call for call in snapshot.calls if call.index == index)
 
 
-def _reject(connection: Connection, snapshot: Snapshot, call: OpenCall, reason: str | None) -> None:
+def _reject(connection: Connection, snapshot: Snapshot, call: OpenCall, reason: str | None) -> Placed:
     index, call_id = call.index, call.call_id
-    position = connection.execute(
-        _CLOSE, {"run_id": snapshot.run_id, "turn": snapshot.turn, "index": index}
-    ).scalar_one()
+    position = connection.execute(_CLOSE, {"run_id": snapshot.run_id, "turn": snapshot.turn, "index": index}).scalar()
     why = f"A person rejected this call: {reason}" if reason else "A person rejected this call."
     result = ToolResult(call_id=call_id, name=call.tool, status="rejected", code="rejected", text=why)
-    add_result(connection, snapshot.run_id, position, ToolMessage(result=result))
+    return position, ToolMessage(result=result)
 
 
 _ASKS = {

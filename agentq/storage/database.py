@@ -1,18 +1,21 @@
-"""The connection to Postgres: one engine a process, faults of the server told in our own words."""
+"""The way to Postgres: a few connections a process, faults of the server told in our own words."""
 
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from psycopg import ProgrammingError
-from psycopg.conninfo import make_conninfo
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import TransactionStatus
 
-from agentq.errors import AgentqError, ConfigError, LockedError, SchemaOutdatedError, UnavailableError
+from agentq.errors import AgentqError, ConfigError, ConnectionLost, LockedError, SchemaOutdatedError, UnavailableError
+from agentq.storage.sql import Connection
+
+if TYPE_CHECKING:
+    from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
 _UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _UNDEFINED_COLUMN = "42P01", "3F000", "42703"
 _NO_PRIVILEGE, _READ_ONLY, _LOCKED = "42501", "25006", "55P03"
@@ -27,34 +30,28 @@ _NOTICE_A_DEAD_PEER = {
 }
 
 
-def _parse(url: str) -> URL:
+def _parse(url: str) -> tuple[str, dict[str, Any]]:
+    """The URL as libpq reads it, and its parts."""
     try:
-        parsed = make_url(url)
-        if parsed.get_backend_name() not in ("postgresql", "postgres"):
-            raise ConfigError(f"AGENTQ_DATABASE_URL must be a Postgres URL, not {parsed.get_backend_name()}://")
-        parsed = parsed.set(drivername="postgresql+psycopg")
-        # Ports and hosts in the query are looked at only here.
-        _, options = parsed.get_dialect()().create_connect_args(parsed)
-        make_conninfo(**{name: value for name, value in options.items() if name not in ("context", "autocommit")})
-    except ProgrammingError as error:
+        scheme = urlsplit(url).scheme.split("+")[0]
+        if scheme and scheme not in ("postgresql", "postgres"):
+            raise ConfigError(f"AGENTQ_DATABASE_URL must be a Postgres URL, not {scheme}://")
+        if not scheme or "://" not in url:
+            raise ValueError(url)
+        plain = f"postgresql://{url.split('://', 1)[1]}"
+        parts = conninfo_to_dict(plain)
+        # libpq looks at it only when it connects.
+        for port in str(parts.get("port") or 0).split(","):
+            int(port or 0)
+        return plain, parts
+    except psycopg.ProgrammingError as error:
         raise ConfigError(f"AGENTQ_DATABASE_URL: {str(error).strip().splitlines()[0]}") from error
-    except (ArgumentError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError("AGENTQ_DATABASE_URL is not a URL; it looks like postgresql://user@host:5432/name") from error
-    return parsed
-
-
-def _prepare_where_it_lasts(connection: Any, _: object) -> None:
-    """Let statements be prepared, which saves their planning, unless a pooler may hand us another session each time.
-
-    The process id that a pooler says at the start of a connection is not that of a server process.
-    """
-    if connection.execute("SELECT pg_backend_pid()").fetchone() == (connection.info.backend_pid,):
-        connection.prepare_threshold = PREPARE_THRESHOLD
-    connection.rollback()
 
 
 class Database:
-    """An engine for this process, made at first use and made anew in a forked child.
+    """A pool of connections for this process, made at first use and made anew in a forked child.
 
     ``url`` is a libpq URL (``postgresql://…``). PgBouncer in transaction mode works: no session state is used, and
     statements are prepared only where the connection is the server's own. Raises ConfigError for a URL that is
@@ -62,42 +59,37 @@ class Database:
     """
 
     def __init__(self, url: str, *, pool_size: int = 5) -> None:
-        self.url = _parse(url)
+        self.url, self._parts = _parse(url)
         self._pool_size = pool_size
         self._lock = threading.Lock()
-        self._engine: Engine | None = None
+        self._pool: QueuePool | None = None
         self._pid = 0
 
     def __repr__(self) -> str:
         return f"Database({self.shown_url})"
 
     @property
-    def shown_url(self) -> str:
-        """The URL for people: without its password."""
-        return self.url.set(drivername="postgresql").render_as_string(hide_password=True)
+    def name(self) -> str | None:
+        """The database's name, where the URL says it."""
+        return self._parts.get("dbname")
 
     @property
-    def engine(self) -> Engine:
-        with self._lock:
-            if self._engine is None or self._pid != os.getpid():
-                self._engine, self._pid = self._make_engine(), os.getpid()
-            return self._engine
+    def shown_url(self) -> str:
+        """The URL for people: without its password, and without its options."""
+        user = self._parts.get("user", "") + (":***" if self._parts.get("password") else "")
+        port = f":{self._parts['port']}" if self._parts.get("port") else ""
+        where = f"{self._parts.get('host', '')}{port}/{self._parts.get('dbname', '')}"
+        return f"postgresql://{user}@{where}" if user else f"postgresql://{where}"
 
-    def _make_engine(self) -> Engine:
-        if self._engine is not None:
-            # Inherited sockets belong to the parent: forget them without closing.
-            self._engine.dispose(close=False)
-        engine = create_engine(
-            self.url,
-            pool_size=self._pool_size,
-            max_overflow=0,
-            pool_recycle=1800,
-            # Errors carry their statement; its parameters are prompts and results.
-            hide_parameters=True,
-            connect_args={"prepare_threshold": None, "connect_timeout": 5, **_NOTICE_A_DEAD_PEER},
-        )
-        event.listen(engine, "connect", _prepare_where_it_lasts)
-        return engine
+    def connect(self) -> Connection:
+        """A connection of one's own, to be closed by the caller. Raises what psycopg raises."""
+        options: dict[str, Any] = {"connect_timeout": 5, **_NOTICE_A_DEAD_PEER}
+        connection = Connection.connect(self.url, autocommit=True, prepare_threshold=None, **options)
+        # Let statements be prepared, which saves their planning, unless a pooler may hand us another session each time:
+        # the process id that a pooler says at the start of a connection is not that of a server process.
+        if connection.execute("SELECT pg_backend_pid()").scalar() == connection.info.backend_pid:
+            connection.prepare_threshold = PREPARE_THRESHOLD
+        return connection
 
     def after_fork(self) -> None:
         """Forget the parent's connections; call it in a child before anything else."""
@@ -106,45 +98,87 @@ class Database:
     def dispose(self) -> None:
         """Close the pooled connections of this process."""
         with self._lock:
-            if self._engine is not None and self._pid == os.getpid():
-                self._engine.dispose()
+            if self._pool is not None and self._pid == os.getpid():
+                self._pool.dispose()
+                self._pool = None
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """One transaction, committed at the end. Raises UnavailableError or SchemaOutdatedError."""
-        with self._translated(), self.engine.begin() as connection:
+        with self._borrowed() as connection, connection.transaction():
             yield connection
 
     @contextmanager
     def autocommit(self) -> Iterator[Connection]:
         """A connection whose every statement is a transaction of its own: one round trip, nothing to roll back."""
-        with self._translated(), self.engine.connect() as connection:
-            yield connection.execution_options(isolation_level="AUTOCOMMIT")
+        with self._borrowed() as connection:
+            yield connection
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _borrowed(self) -> Iterator[Connection]:
+        borrowed, connection = self._borrow()
         try:
-            yield
-        except DBAPIError as error:
-            raise self._translate(error) from error
-        except PoolTimeoutError as error:
+            yield connection
+        except psycopg.Error as error:
+            raise self.translate(error, ConnectionLost if connection.closed else UnavailableError) from error
+        finally:
+            self._give_back(borrowed, connection)
+
+    def _borrow(self) -> "tuple[PoolProxiedConnection, Connection]":
+        try:
+            borrowed = self._pool_of_process().connect()
+        except psycopg.Error as error:
+            raise self.translate(error, UnavailableError) from error
+        except Exception as error:
+            from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+            if not isinstance(error, PoolTimeoutError):
+                raise
             raise UnavailableError(
                 "all Postgres connections of this process are busy; see AGENTQ_DB_POOL_SIZE"
             ) from error
+        connection: Any = borrowed.dbapi_connection
+        return borrowed, connection
 
-    def _translate(self, error: DBAPIError) -> AgentqError | DBAPIError:
-        state: Any = getattr(error.orig, "sqlstate", None)
+    def _give_back(self, borrowed: "PoolProxiedConnection", connection: Connection) -> None:
+        if connection.closed:
+            borrowed.invalidate()
+            # Where the server has gone away it has gone for the others, too.
+            self.dispose()
+        elif connection.pgconn.transaction_status != TransactionStatus.IDLE:
+            # Left in the middle of something, by an exception that is no error: a process that is told to go.
+            borrowed.invalidate()
+        else:
+            borrowed.close()
+
+    def _pool_of_process(self) -> "QueuePool":
+        with self._lock:
+            if self._pool is None or self._pid != os.getpid():
+                # The pool of a parent is forgotten with its sockets open: they are the parent's.
+                self._pool, self._pid = self._make_pool(), os.getpid()
+            return self._pool
+
+    def _make_pool(self) -> "QueuePool":
+        # Importing it takes longer than all of agentq, and who only declares agents has no use for it.
+        from sqlalchemy.pool import QueuePool
+
+        connect: Any = self.connect
+        return QueuePool(connect, pool_size=self._pool_size, max_overflow=0, recycle=1800, reset_on_return=None)
+
+    def translate(
+        self, error: psycopg.Error, away: type[UnavailableError] = UnavailableError
+    ) -> AgentqError | psycopg.Error:
+        """A fault of the server in our words; one of ours stays as it is."""
+        state = error.sqlstate
         if state in (_UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _UNDEFINED_COLUMN):
             return SchemaOutdatedError("the database has no current agentq schema; run: agentq db upgrade")
         where = self.shown_url
-        reason = str(error.orig).strip().splitlines()[0] if str(error.orig).strip() else type(error.orig).__name__
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if state == _NO_PRIVILEGE:
             return ConfigError(f"Postgres at {where} refuses: {reason}; use a role that may write", url=where)
         if state == _LOCKED:
             return LockedError(f"a row is locked by somebody else: {reason}", url=where)
         # A server is read-only for a while in a failover.
-        if isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated or state == _READ_ONLY:
-            return UnavailableError(
-                f"Postgres at {where} cannot be used: {reason}; check AGENTQ_DATABASE_URL", url=where
-            )
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or state == _READ_ONLY:
+            return away(f"Postgres at {where} cannot be used: {reason}; check AGENTQ_DATABASE_URL", url=where)
         return error

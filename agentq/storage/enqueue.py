@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, text
-
 from agentq.errors import RunFinishedError, ThreadBusyError
-from agentq.messages import UserMessage, dump_message
+from agentq.messages import UserMessage
 from agentq.run import Progress
-from agentq.storage.events import ADD_EVENTS, NewEvent, event_values
-from agentq.storage.rows import CallRef, dump
+from agentq.storage import journal
+from agentq.storage.journal import NewEvent
+from agentq.storage.rows import CallRef, dump, of_progress
+from agentq.storage.sql import Connection, text
 from agentq.storage.steps import FIRST_PATIENCE
 from agentq.wire import STEP_QUEUE
 
@@ -24,11 +24,9 @@ _INSERT = text(f"""
                 :idempotency_key, :thread_id, :thread_position, :parent_run_id, :parent_turn, :parent_index, 1, 1,
                 :queue, now(), {FIRST_PATIENCE}, now() + make_interval(secs => :run_secs))
         ON CONFLICT (agent, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
-        RETURNING id, event_count
-    ), said AS (
-        INSERT INTO agentq.messages (run_id, position, payload) SELECT id, 0, :payload FROM run
-    ), happened AS (
-        {ADD_EVENTS}
+        RETURNING id, number, event_count
+    ), told AS (
+        {journal.ADD}
     )
     SELECT id FROM run
 """)
@@ -36,19 +34,18 @@ MANY = 10_000
 # Only the first are announced by who enqueues them: the sweep looks for the others at once.
 _INSERT_MANY = text(f"""
     WITH new AS MATERIALIZED (
-        SELECT r.id, r.payload, r.n
-        FROM ROWS FROM (json_to_recordset(CAST(:runs AS json)) AS (id text, payload text))
-            WITH ORDINALITY r (id, payload, n)
+        SELECT r.id, r.said, r.n
+        FROM ROWS FROM (json_to_recordset(CAST(:runs AS json)) AS (id text, said text)) WITH ORDINALITY r (id, said, n)
     ), run AS (
         INSERT INTO agentq.runs ({_COLUMNS})
         SELECT id, :agent, 'queued', 'recall', 0, 0, 0, :progress, :context, CAST(:tags AS jsonb), NULL, NULL, NULL,
             NULL, NULL, NULL, 1, 1, :queue, now(),
             CASE WHEN n <= :announced THEN {FIRST_PATIENCE} ELSE now() END, now() + make_interval(secs => :run_secs)
         FROM new
-    ), said AS (
-        INSERT INTO agentq.messages (run_id, position, payload) SELECT id, 0, payload FROM new
+        RETURNING id, number
     )
-    INSERT INTO agentq.events (run_id, number, type, data) SELECT id, 1, 'run.enqueued', :event FROM new
+    INSERT INTO agentq.journal (run, number, events, messages)
+    SELECT run.number, 1, :happened, new.said FROM run JOIN new USING (id)
 """)
 _SAME_KEY = text("SELECT id FROM agentq.runs WHERE agent = :agent AND idempotency_key = :key")
 _THREAD = text("INSERT INTO agentq.threads (id) VALUES (:id) ON CONFLICT DO NOTHING")
@@ -95,7 +92,7 @@ def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
         "id": new.id,
         "agent": new.agent,
         "depth": new.depth,
-        "progress": new.progress.model_dump_json(exclude_defaults=True),
+        "progress": of_progress(new.progress)["progress"],
         "context": dump(new.context),
         "tags": dump(new.tags),
         "idempotency_key": new.idempotency_key,
@@ -107,9 +104,8 @@ def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
         "queue": STEP_QUEUE,
         "patience_secs": patience_secs,
         "run_secs": new.run_secs,
-        "payload": dump_message(UserMessage(text=new.text)),
     }
-    values |= event_values([NewEvent("run.enqueued", {"agent": new.agent})])
+    values |= _told(new)
     if connection.execute(_INSERT, values).scalar() is None:
         same = _same(connection, new)
         if same is None:
@@ -128,18 +124,22 @@ def insert_many(connection: Connection, new: Sequence[NewRun], *, announced: int
     first = new[0]
     values = {
         "agent": first.agent,
-        "progress": first.progress.model_dump_json(exclude_defaults=True),
+        "progress": of_progress(first.progress)["progress"],
         "context": dump(first.context),
         "tags": dump(first.tags),
         "queue": STEP_QUEUE,
         "patience_secs": patience_secs,
         "run_secs": first.run_secs,
-        "event": dump({"agent": first.agent}),
+        "happened": _told(first)["happened"],
     }
     for start in range(0, len(new), MANY):
         some = new[start : start + MANY]
-        runs = [{"id": run.id, "payload": dump_message(UserMessage(text=run.text))} for run in some]
+        runs = [{"id": run.id, "said": _told(run)["said"]} for run in some]
         connection.execute(_INSERT_MANY, values | {"runs": dump(runs), "announced": max(0, announced - start)})
+
+
+def _told(new: NewRun) -> dict[str, Any]:
+    return journal.entry([NewEvent("run.enqueued", {"agent": new.agent})], [(0, UserMessage(text=new.text))])
 
 
 def _same(connection: Connection, new: NewRun) -> str | None:

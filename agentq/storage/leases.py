@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
-from sqlalchemy import Connection, text
-
 from agentq.errors import LeaseLost
 from agentq.storage.rows import CallRef, dump
+from agentq.storage.sql import Connection, text
 from agentq.storage.steps import IS_LOST, NO_FSYNC, Again, patience
 from agentq.wire import CallMessage, StepMessage
 
@@ -122,13 +121,15 @@ _POSTPONE_RUN = text("""
         lease_until = CASE WHEN lease_until <= now() THEN now() + interval '60 s' ELSE lease_until END,
         sweep_at = CASE WHEN sweep_at <= now() THEN now() + interval '60 s' ELSE sweep_at END,
         deadline_at = CASE WHEN deadline_at <= now() THEN now() + interval '60 s' ELSE deadline_at END
-    WHERE id = :run_id
+    WHERE id = (SELECT id FROM agentq.runs WHERE id = :run_id FOR NO KEY UPDATE SKIP LOCKED)
 """)
 _POSTPONE_CALL = text("""
     UPDATE agentq.tool_calls SET
         lease_until = CASE WHEN lease_until <= now() THEN now() + interval '60 s' ELSE lease_until END,
         sweep_at = CASE WHEN sweep_at <= now() THEN now() + interval '60 s' ELSE sweep_at END
-    WHERE run_id = :run_id AND turn = :turn AND index = :index
+    WHERE (run_id, turn, index) = (
+        SELECT run_id, turn, index FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND index = :index
+        FOR NO KEY UPDATE SKIP LOCKED)
 """)
 _HASTEN_STEPS = text("UPDATE agentq.runs SET sweep_at = now() WHERE id = ANY(:run_ids) AND sweep_at > now()")
 _HASTEN_CALL = text("""

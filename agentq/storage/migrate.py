@@ -1,13 +1,19 @@
 """The schema's revisions: bring a database up to date, say where it is, print the SQL."""
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import psycopg
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
+from sqlalchemy import Connection, NullPool, create_engine
+from sqlalchemy.exc import DBAPIError
 
 from agentq.errors import ConfigError, SchemaOutdatedError
 from agentq.storage.database import Database
@@ -27,9 +33,20 @@ def head() -> str:
     return revision
 
 
+@contextmanager
+def connected(database: Database) -> Iterator[Connection]:
+    """One transaction of a connection as Alembic wants it."""
+    connect: Any = lambda: psycopg.connect(database.url, connect_timeout=5)  # noqa: E731
+    try:
+        with create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool).begin() as connection:
+            yield connection
+    except DBAPIError as error:
+        raise (database.translate(error.orig) if isinstance(error.orig, psycopg.Error) else error) from error
+
+
 def current(database: Database) -> str | None:
     """The database's revision; None when it has no agentq schema."""
-    with database.transaction() as connection:
+    with connected(database) as connection:
         options = {"version_table_schema": SCHEMA}
         return MigrationContext.configure(connection, opts=options).get_current_revision()
 
@@ -38,7 +55,7 @@ def upgrade(database: Database) -> None:
     """Apply what is missing, in one transaction; safe to run twice and from two places at once."""
     _refuse_newer(current(database))
     config = _config()
-    with database.transaction() as connection:
+    with connected(database) as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
 

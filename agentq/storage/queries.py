@@ -3,16 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-
-from sqlalchemy import Connection, text
+from operator import itemgetter
 
 from agentq.errors import RunNotFoundError
-from agentq.messages import AssistantMessage, Message, load_message
+from agentq.messages import AssistantMessage, Message
 from agentq.run import Approval, Event, Run, Status
-from agentq.storage.rows import dump, to_event, to_run
+from agentq.storage import journal
+from agentq.storage.rows import COUNTS, dump, to_run
+from agentq.storage.sql import Connection, text
 
-_COLUMNS = """id, agent, status, phase, seq, turn, attempt, progress, created_at, updated_at, thread_id, parent_run_id,
-    tags, finished_at, due_at, lease_until, worker, cancel_requested, stop_reason, output, error"""
+_COLUMNS = f"""id, agent, status, phase, seq, turn, attempt, created_at, updated_at, thread_id, parent_run_id,
+    tags, finished_at, due_at, lease_until, worker, cancel_requested, stop_reason, output, error, {", ".join(COUNTS)}"""
 _RUN = text(f"SELECT {_COLUMNS} FROM agentq.runs WHERE id = :run_id")
 _STATUS = text("SELECT status, seq FROM agentq.runs WHERE id = :run_id")
 _LIST = text(f"""
@@ -23,10 +24,7 @@ _LIST = text(f"""
              OR (created_at, id) < (SELECT created_at, id FROM agentq.runs WHERE id = :before))
     ORDER BY created_at DESC, id DESC LIMIT :limit
 """)
-_MESSAGES = text("SELECT payload FROM agentq.messages WHERE run_id = :run_id ORDER BY position")
-_EVENTS = text("""
-    SELECT run_id, number, type, at, data FROM agentq.events WHERE run_id = :run_id AND number > :after ORDER BY number
-""")
+_MESSAGES = text(f"SELECT messages FROM agentq.journal j WHERE {journal.IS_OF_RUN} AND messages IS NOT NULL")
 _APPROVALS = text("""
     SELECT run_id, call_id, tool, arguments, status, requested_at, kind, decided_by, reason, decided_at,
         concat_ws(':', run_id, turn, index) AS idempotency_key
@@ -34,10 +32,7 @@ _APPROVALS = text("""
     WHERE (CAST(:run_id AS text) IS NULL OR run_id = :run_id) AND (CAST(:status AS text) IS NULL OR status = :status)
     ORDER BY requested_at, run_id, index, number LIMIT :limit
 """)
-_THREAD = text("""
-    SELECT m.payload FROM agentq.messages m JOIN agentq.runs r ON r.id = m.run_id
-    WHERE r.thread_id = :thread_id ORDER BY r.thread_position, m.position
-""")
+_THREAD = text("SELECT id FROM agentq.runs WHERE thread_id = :thread_id ORDER BY thread_position")
 _WORKERS = text("""
     SELECT id, pool, queues, agents, started_at, seen_at FROM agentq.workers
     WHERE seen_at > now() - make_interval(secs => :alive_secs) ORDER BY id
@@ -114,24 +109,24 @@ def runs(
 
 
 def messages(connection: Connection, run_id: str) -> tuple[Message, ...]:
-    rows = connection.execute(_MESSAGES, {"run_id": run_id})
-    return tuple(load_message(row.payload) for row in rows)
+    placed = journal.messages_in(connection.execute(_MESSAGES, {"run_id": run_id}).scalars())
+    return tuple(message for _, message in sorted(placed, key=itemgetter(0)))
 
 
 def thread_messages(connection: Connection, thread_id: str) -> tuple[Message, ...]:
-    rows = connection.execute(_THREAD, {"thread_id": thread_id})
-    return tuple(load_message(row.payload) for row in rows)
+    runs = connection.execute(_THREAD, {"thread_id": thread_id}).scalars()
+    return tuple(message for run_id in runs for message in messages(connection, run_id))
 
 
 def events(connection: Connection, run_id: str, *, after: int = 0) -> list[Event]:
-    return [to_event(row) for row in connection.execute(_EVENTS, {"run_id": run_id, "after": after})]
+    return journal.events(connection, run_id, after=after)
 
 
 def approvals(
     connection: Connection, *, run_id: str | None = None, status: str | None = "pending", limit: int = 200
 ) -> list[Approval]:
     rows = connection.execute(_APPROVALS, {"run_id": run_id, "status": status, "limit": limit})
-    return [Approval(**row._mapping) for row in rows]
+    return [Approval(**row._asdict()) for row in rows]
 
 
 def workers(connection: Connection, *, alive_secs: float = 45.0) -> list[Worker]:

@@ -7,19 +7,26 @@ from typing import Any
 from uuid import UUID
 
 from pydantic_core import to_json
-from sqlalchemy import Row
 
 from agentq.errors import ErrorInfo
-from agentq.messages import Usage
-from agentq.run import Event, OpenCall, Progress, Run, Snapshot
+from agentq.messages import AssistantMessage, Usage, load_messages
+from agentq.run import OpenCall, Progress, Run, Snapshot
+from agentq.storage.sql import Row
 
-_SNAPSHOT = "id, agent, status, phase, seq, turn, depth, progress, context, message_count, cancel_requested, thread_id"
+_USAGE = tuple(Usage.model_fields)
+# The part of Progress that has columns.
+COUNTS = ("model_calls", "tool_calls", *_USAGE)
+_SNAPSHOT = (
+    "id, agent, status, phase, seq, turn, depth, progress, context, message_count, event_count, "
+    f"cancel_requested, thread_id, {', '.join(COUNTS)}"
+)
 
 
 def snapshot_columns(table: str) -> str:
     """Columns that make a Snapshot, of ``table`` (its alias in the statement)."""
     named = ", ".join(f"{table}.{name}" for name in _SNAPSHOT.split(", "))
-    return f"{named}, EXTRACT(epoch FROM now() - {table}.created_at) AS age_secs"
+    single = f"{table}.on_unknown IS NOT NULL AS is_single"
+    return f"{named}, {single}, EXTRACT(epoch FROM now() - {table}.created_at) AS age_secs"
 
 
 # Every statement that loads one returns these.
@@ -37,7 +44,7 @@ class Claim:
     ``forgotten`` says that the server may have lost an earlier claim of the same work: it crashed, or took over, since.
     ``overdue`` says that its tool was alive past its time limit; ``worker`` is the one that claimed it, ``queue`` where
     its message came from. ``sure_until`` is when its process must ask again whether the lease is still held, by the
-    clock of Services: known where the lease came with a commit of its own.
+    clock of Services. ``follows``: the same process did the step before, whose commit kept the lease.
     """
 
     run_id: str
@@ -48,6 +55,7 @@ class Claim:
     queue: str = ""
     forgotten: bool = False
     overdue: bool = False
+    follows: bool = False
     sure_until: float | None = None
 
 
@@ -69,7 +77,7 @@ def dump(value: Any) -> str:
     return to_json(value).decode()
 
 
-def to_snapshot(row: Row[Any], calls: tuple[OpenCall, ...] = ()) -> Snapshot:
+def to_snapshot(row: Row, calls: tuple[OpenCall, ...] = ()) -> Snapshot:
     snapshot = Snapshot(
         run_id=row.id,
         agent=row.agent,
@@ -79,8 +87,10 @@ def to_snapshot(row: Row[Any], calls: tuple[OpenCall, ...] = ()) -> Snapshot:
         turn=row.turn,
         depth=row.depth,
         message_count=row.message_count,
+        event_count=row.event_count,
+        is_single=row.is_single,
         cancel_requested=row.cancel_requested,
-        progress=Progress.model_validate_json(row.progress),
+        progress=_to_progress(row),
         calls=calls,
         thread_id=row.thread_id,
         context=json.loads(row.context),
@@ -90,12 +100,54 @@ def to_snapshot(row: Row[Any], calls: tuple[OpenCall, ...] = ()) -> Snapshot:
     return snapshot.begin() if row.attempt > 0 else snapshot
 
 
-def to_open_calls(rows: list[dict[str, Any]] | None) -> tuple[OpenCall, ...]:
-    """Calls that came as JSON with their run."""
-    return tuple(to_open_call(SimpleNamespace(**row)) for row in rows or ())
+def _to_progress(row: Row) -> Progress:
+    rest = Progress.model_validate_json(row.progress)
+    return rest.model_copy(
+        update={"model_calls": row.model_calls, "tool_calls": row.tool_calls, "usage": _to_usage(row)}
+    )
 
 
-def to_open_call(row: Row[Any] | SimpleNamespace) -> OpenCall:
+def _to_usage(row: Row) -> Usage:
+    return Usage(**{name: getattr(row, name) for name in _USAGE})
+
+
+def of_progress(progress: Progress) -> dict[str, Any]:
+    """The columns of a run's progress: its counts, and as JSON all that changes now and then only."""
+    usage = progress.usage
+    return {
+        "progress": progress.model_dump_json(exclude=_COUNTED, exclude_defaults=True),
+        "model_calls": progress.model_calls,
+        "tool_calls": progress.tool_calls,
+        **{name: getattr(usage, name) for name in _USAGE},
+    }
+
+
+_COUNTED = {"model_calls", "tool_calls", "usage"}
+
+
+def to_open_calls(row: Row) -> tuple[OpenCall, ...]:
+    """Calls that came with their run: as JSON, or where a single one is in the run's row, with the reply that asks."""
+    if row.on_unknown is None:
+        return tuple(to_open_call(SimpleNamespace(**call)) for call in row.calls or ())
+    ((position, reply),) = load_messages(row.said)
+    if not isinstance(reply, AssistantMessage):
+        raise TypeError(f"message {position} is not a reply")
+    (asked,) = reply.calls
+    return (
+        OpenCall(
+            index=0,
+            position=position + 1,
+            call_id=asked.id,
+            tool=asked.name,
+            queue=row.queue,
+            timeout_secs=row.timeout_secs,
+            on_unknown=row.on_unknown,
+            arguments=asked.arguments,
+        ),
+    )
+
+
+def to_open_call(row: Row | SimpleNamespace) -> OpenCall:
     return OpenCall(
         index=row.call_index,
         position=row.position,
@@ -111,7 +163,7 @@ def to_open_call(row: Row[Any] | SimpleNamespace) -> OpenCall:
     )
 
 
-def to_claim(row: Row[Any], token: UUID) -> Claim:
+def to_claim(row: Row, token: UUID) -> Claim:
     return Claim(
         row.id,
         row.seq,
@@ -124,9 +176,7 @@ def to_claim(row: Row[Any], token: UUID) -> Claim:
     )
 
 
-def to_run(row: Row[Any], text: str | None = None) -> Run:
-    # Not as a Progress: a list must show the runs of a newer release too.
-    progress = json.loads(row.progress)
+def to_run(row: Row, text: str | None = None) -> Run:
     return Run(
         id=row.id,
         agent=row.agent,
@@ -149,11 +199,7 @@ def to_run(row: Row[Any], text: str | None = None) -> Run:
         text=text,
         output=None if row.output is None else json.loads(row.output),
         error=None if row.error is None else ErrorInfo.model_validate_json(row.error),
-        usage=Usage.model_validate(progress.get("usage", {})),
-        model_calls=progress.get("model_calls", 0),
-        tool_calls=progress.get("tool_calls", 0),
+        usage=_to_usage(row),
+        model_calls=row.model_calls,
+        tool_calls=row.tool_calls,
     )
-
-
-def to_event(row: Row[Any]) -> Event:
-    return Event(run_id=row.run_id, number=row.number, type=row.type, at=row.at, data=json.loads(row.data))

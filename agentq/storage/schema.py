@@ -1,11 +1,13 @@
 """The tables, as SQLAlchemy sees them; migrations create them, this is what queries and checks are written against."""
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     DateTime,
     Float,
     ForeignKeyConstraint,
+    Identity,
     Index,
     Integer,
     MetaData,
@@ -23,18 +25,6 @@ _TIME = DateTime(timezone=True)
 _NOW = text("now()")
 
 
-def _lease() -> list[Column[object]]:
-    """Who works on the row, until when, how often it was begun, and when the sweep looks at it next."""
-    return [
-        Column("attempt", Integer, nullable=False, server_default="0"),
-        Column("lease_token", Uuid),
-        Column("lease_until", _TIME),
-        Column("claimed_at", _TIME),
-        Column("worker", Text),
-        Column("sweep_at", _TIME),
-    ]
-
-
 threads = Table(
     "threads",
     metadata,
@@ -42,17 +32,17 @@ threads = Table(
     Column("created_at", _TIME, nullable=False, server_default=_NOW),
 )
 
+# What changes with every step stands together at the end: Postgres logs a row from the first byte that an UPDATE
+# changes to the last one.
 runs = Table(
     "runs",
     metadata,
+    # What the journal knows the run by.
+    Column("number", BigInteger, Identity(always=True), nullable=False),
+    Column("created_at", _TIME, nullable=False, server_default=_NOW),
     Column("id", Text, primary_key=True),
     Column("agent", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("phase", Text, nullable=False),
-    Column("seq", Integer, nullable=False),
-    Column("turn", Integer, nullable=False),
     Column("depth", Integer, nullable=False),
-    Column("progress", Text, nullable=False),
     Column("context", Text, nullable=False),
     Column("tags", JSONB, nullable=False),
     Column("idempotency_key", Text),
@@ -61,24 +51,46 @@ runs = Table(
     Column("parent_run_id", Text),
     Column("parent_turn", Integer),
     Column("parent_index", Integer),
-    Column("message_count", Integer, nullable=False, server_default="0"),
-    Column("event_count", Integer, nullable=False, server_default="0"),
-    Column("open_calls", Integer, nullable=False, server_default="0"),
-    # Of these, those that a person is asked about: where there are no others, the run waits.
-    Column("asked_calls", Integer, nullable=False, server_default="0"),
-    Column("queue", Text, nullable=False),
-    Column("timeout_secs", Float),
-    Column("due_at", _TIME),
-    *_lease(),
     # When a run with ``run_secs`` must have ended; NULL once it has.
     Column("deadline_at", _TIME),
     Column("cancel_requested", Boolean, nullable=False, server_default=text("false")),
+    Column("finished_at", _TIME),
     Column("stop_reason", Text),
     Column("output", Text),
     Column("error", Text),
-    Column("created_at", _TIME, nullable=False, server_default=_NOW),
+    # The next step: where it runs, who has it.
+    Column("queue", Text, nullable=False),
+    Column("lease_token", Uuid),
+    Column("lease_until", _TIME),
+    Column("worker", Text),
+    Column("sweep_at", _TIME),
+    Column("status", Text, nullable=False),
+    Column("progress", Text, nullable=False),
+    Column("attempt", Integer, nullable=False, server_default="0"),
+    Column("phase", Text, nullable=False),
+    # Of the turn's only call, where the run's row is all there is of it; see Snapshot.is_single.
+    Column("on_unknown", Text),
+    Column("timeout_secs", Float),
+    Column("due_at", _TIME),
+    Column("claimed_at", _TIME),
     Column("updated_at", _TIME, nullable=False, server_default=_NOW),
-    Column("finished_at", _TIME),
+    Column("seq", Integer, nullable=False),
+    Column("turn", Integer, nullable=False),
+    Column("message_count", Integer, nullable=False, server_default="0"),
+    Column("event_count", Integer, nullable=False, server_default="0"),
+    # The row of the journal that has the latest reply.
+    Column("reply", Integer),
+    Column("model_calls", Integer, nullable=False, server_default="0"),
+    Column("tool_calls", Integer, nullable=False, server_default="0"),
+    Column("input_tokens", BigInteger),
+    Column("output_tokens", BigInteger),
+    Column("cache_read_tokens", BigInteger),
+    Column("cache_write_tokens", BigInteger),
+    Column("reasoning_tokens", BigInteger),
+    # Calls with a row that have not come back.
+    Column("open_calls", Integer, nullable=False, server_default="0"),
+    # Of these, those that a person is asked about: where there are no others, the run waits.
+    Column("asked_calls", Integer, nullable=False, server_default="0"),
     ForeignKeyConstraint(["thread_id"], [f"{SCHEMA}.threads.id"]),
     Index(
         "runs_of_key",
@@ -102,15 +114,17 @@ runs = Table(
     Index("runs_tags", "tags", postgresql_using="gin", postgresql_where=text("tags <> '{}'::jsonb")),
 )
 
-messages = Table(
-    "messages",
+# See agentq/storage/journal.py. Without a foreign key, which would lock the run's row once more for every entry: only
+# statements that have the run's row write here, and a trigger deletes what a deleted run leaves.
+journal = Table(
+    "journal",
     metadata,
-    Column("run_id", Text, nullable=False),
-    Column("position", Integer, nullable=False),
-    Column("payload", Text, nullable=False),
-    Column("at", _TIME, nullable=False, server_default=_NOW),
-    PrimaryKeyConstraint("run_id", "position"),
-    ForeignKeyConstraint(["run_id"], [f"{SCHEMA}.runs.id"], ondelete="CASCADE"),
+    Column("run", BigInteger, nullable=False),
+    Column("at", _TIME, nullable=False, server_default=text("clock_timestamp()")),
+    Column("number", Integer, nullable=False),
+    Column("events", Text, nullable=False),
+    Column("messages", Text),
+    PrimaryKeyConstraint("run", "number"),
 )
 
 tool_calls = Table(
@@ -130,7 +144,13 @@ tool_calls = Table(
     Column("status", Text, nullable=False),
     Column("code", Text),
     Column("child_run_id", Text),
-    *_lease(),
+    # Who works on it, until when, how often it was begun, and when the sweep looks at it next.
+    Column("attempt", Integer, nullable=False, server_default="0"),
+    Column("lease_token", Uuid),
+    Column("lease_until", _TIME),
+    Column("claimed_at", _TIME),
+    Column("worker", Text),
+    Column("sweep_at", _TIME),
     Column("announced_at", _TIME),
     Column("finished_at", _TIME),
     PrimaryKeyConstraint("run_id", "turn", "index"),
@@ -159,18 +179,6 @@ approvals = Table(
     PrimaryKeyConstraint("run_id", "turn", "index", "number"),
     ForeignKeyConstraint(["run_id"], [f"{SCHEMA}.runs.id"], ondelete="CASCADE"),
     Index("approvals_pending", "requested_at", postgresql_where=text("status = 'pending'")),
-)
-
-events = Table(
-    "events",
-    metadata,
-    Column("run_id", Text, nullable=False),
-    Column("number", Integer, nullable=False),
-    Column("type", Text, nullable=False),
-    Column("data", Text, nullable=False),
-    Column("at", _TIME, nullable=False, server_default=text("clock_timestamp()")),
-    PrimaryKeyConstraint("run_id", "number"),
-    ForeignKeyConstraint(["run_id"], [f"{SCHEMA}.runs.id"], ondelete="CASCADE"),
 )
 
 workers = Table(

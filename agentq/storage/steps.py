@@ -2,25 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from uuid import UUID, uuid4
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, text
 
 from agentq.errors import ConfigError, LeaseLost
-from agentq.messages import Message, load_message
+from agentq.messages import AssistantMessage, Message, load_messages
 from agentq.run import OpenCall, Snapshot
-from agentq.storage.events import NewEvent, add_events
+from agentq.storage import journal
+from agentq.storage.journal import NewEvent
 from agentq.storage.rows import (
     CALL_COLUMNS,
     SNAPSHOT_COLUMNS,
     Claim,
     to_claim,
-    to_open_call,
     to_open_calls,
     to_snapshot,
 )
+from agentq.storage.sql import Connection, text
 from agentq.wire import CallMessage, StepMessage
 
 # Set for one statement in its own transaction: a claim lost with a crashing server is only work to be claimed again
@@ -55,10 +56,13 @@ def overdue(timeout_secs: str, claimed_at: str) -> str:
     return f"old_until - {claimed_at} > make_interval(secs => {timeout_secs} + :lease_secs)"
 
 
-# The calls of the open turn, with the run's row.
-_CALLS = f"""CASE WHEN runs.phase IN ('review', 'tools') THEN (
+# The calls of the open turn, with the run's row; of a single one what its reply says.
+_CALLS = f"""on_unknown, queue, timeout_secs, CASE WHEN phase IN ('review', 'tools') AND on_unknown IS NULL THEN (
     SELECT json_agg(c ORDER BY call_index)
-    FROM (SELECT {CALL_COLUMNS} FROM agentq.tool_calls WHERE run_id = runs.id AND turn = runs.turn) c) END AS calls"""
+    FROM (SELECT {CALL_COLUMNS} FROM agentq.tool_calls c
+          WHERE c.run_id = runs.id AND c.turn = runs.turn) c) END AS calls,
+    CASE WHEN on_unknown IS NOT NULL THEN (
+        SELECT messages FROM agentq.journal j WHERE j.run = runs.number AND j.number = runs.reply) END AS said"""
 
 # A run of a newer release waits this long for a worker that can read it.
 UNREADABLE_SECS = 30.0
@@ -70,7 +74,7 @@ _CLAIM = text(f"""
         sweep_at = NULL, attempt = attempt + 1, claimed_at = now(), status = 'running'
     FROM fast
     WHERE id = :run_id AND seq = :seq AND lease_token IS NULL AND due_at <= now() AND NOT cancel_requested
-    RETURNING {SNAPSHOT_COLUMNS}, worker, queue, due_at <= {FORGOT_AT} AS forgotten, false AS overdue, {_CALLS}
+    RETURNING {SNAPSHOT_COLUMNS}, worker, due_at <= {FORGOT_AT} AS forgotten, false AS overdue, {_CALLS}
 """)
 _TAKE_OVER = text(f"""
     UPDATE agentq.runs SET
@@ -80,7 +84,7 @@ _TAKE_OVER = text(f"""
     FROM (SELECT id AS old_id, lease_until AS old_until, claimed_at AS old_claimed_at, worker AS lost_worker
           FROM agentq.runs WHERE id = :run_id AND {IS_LOST} FOR UPDATE SKIP LOCKED) old
     WHERE id = old_id
-    RETURNING {SNAPSHOT_COLUMNS}, lost_worker AS worker, queue, false AS forgotten, {_CALLS},
+    RETURNING {SNAPSHOT_COLUMNS}, lost_worker AS worker, queue, false AS forgotten,
         {overdue("timeout_secs", "old_claimed_at")} AS overdue
 """)
 _RELEASE = text(f"""
@@ -92,23 +96,22 @@ _RELEASE = text(f"""
         status = CASE WHEN seq = 0 THEN 'queued' ELSE status END,
         attempt = attempt - :forgive, event_count = event_count + :events
     WHERE id = :run_id AND seq = :seq AND lease_token = :token
-    RETURNING queue, timeout_secs, event_count, cancel_requested
+    RETURNING number, queue, timeout_secs, event_count, cancel_requested
 """)
-_OPEN_CALLS = text(f"""
-    SELECT {CALL_COLUMNS} FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn ORDER BY index
-""")
+_OPEN_CALLS = text(f"SELECT {_CALLS} FROM agentq.runs WHERE id = :run_id")
 _EARLIER = text("""
-    SELECT m.payload FROM agentq.messages m JOIN agentq.runs r ON r.id = m.run_id
-    WHERE r.thread_id = :thread_id AND r.thread_position <
+    SELECT r.thread_position, j.messages FROM agentq.journal j JOIN agentq.runs r ON r.number = j.run
+    WHERE r.thread_id = :thread_id AND j.messages IS NOT NULL AND r.thread_position <
         (SELECT thread_position FROM agentq.runs WHERE id = :run_id)
-    ORDER BY r.thread_position, m.position
+    ORDER BY r.thread_position
 """)
-_MESSAGES = text("SELECT position, payload FROM agentq.messages WHERE run_id = :run_id AND position >= :first")
-_MESSAGE_OF_TURN = text("""
-    SELECT payload, CAST(:token AS uuid) IS NULL
-        OR EXISTS (SELECT 1 FROM agentq.runs WHERE id = :run_id AND lease_token = :token)
+_MESSAGES = text(f"""
+    SELECT messages FROM agentq.journal j WHERE {journal.IS_OF_RUN} AND j.number > :after AND messages IS NOT NULL
+""")
+_REPLY = text("""
+    SELECT j.messages, CAST(:token AS uuid) IS NULL OR r.lease_token = :token
         OR EXISTS (SELECT 1 FROM agentq.tool_calls WHERE run_id = :run_id AND lease_token = :token) AS is_ours
-    FROM agentq.messages WHERE run_id = :run_id AND position = :position
+    FROM agentq.runs r JOIN agentq.journal j ON j.run = r.number AND j.number = r.reply WHERE r.id = :run_id
 """)
 
 
@@ -120,7 +123,7 @@ def claim(
     values = {"run_id": run_id, "seq": seq, "token": token, "lease_secs": lease_secs, "worker": worker}
     row = connection.execute(_CLAIM, values).first()
     try:
-        return _claimed(row, token)
+        return None if row is None else (to_claim(row, token), to_snapshot(row, to_open_calls(row)))
     except ValidationError as error:
         unread = Claim(run_id, seq, token, 0)
         release(connection, unread, patience_secs=UNREADABLE_SECS, delay_secs=UNREADABLE_SECS, forgive=True)
@@ -138,11 +141,9 @@ def take_over(
     """
     token = uuid4()
     values = {"run_id": run_id, "token": token, "lease_secs": lease_secs, "worker": worker, "gone": gone}
-    return _claimed(connection.execute(_TAKE_OVER, values).first(), token)
-
-
-def _claimed(row: Any, token: UUID) -> tuple[Claim, Snapshot] | None:
-    return None if row is None else (to_claim(row, token), to_snapshot(row, to_open_calls(row.calls)))
+    row = connection.execute(_TAKE_OVER, values).first()
+    # Read after it: what a lost worker committed at its last moment is not seen by the statement that waited for that.
+    return None if row is None else (to_claim(row, token), to_snapshot(row, open_calls(connection, run_id)))
 
 
 @dataclass(frozen=True)
@@ -168,33 +169,42 @@ def release(
     row = connection.execute(_RELEASE, values).first()
     if row is None:
         return Again()
-    add_events(connection, claim.run_id, row.event_count, events)
+    if events:
+        journal.add(connection, row.number, row.event_count, events)
     if row.cancel_requested:
         return Again(is_cancelled=True)
     wake_up = StepMessage(claim.run_id, claim.seq, row.queue, row.timeout_secs)
     return Again(wake_up if delay_secs == 0 else None)
 
 
-def open_calls(connection: Connection, run_id: str, turn: int) -> tuple[OpenCall, ...]:
-    rows = connection.execute(_OPEN_CALLS, {"run_id": run_id, "turn": turn})
-    return tuple(to_open_call(row) for row in rows)
+def open_calls(connection: Connection, run_id: str) -> tuple[OpenCall, ...]:
+    """The calls of the open turn."""
+    return to_open_calls(connection.execute(_OPEN_CALLS, {"run_id": run_id}).one())
 
 
 def earlier_messages(connection: Connection, run_id: str, thread_id: str) -> tuple[Message, ...]:
     """The messages of the runs before this one on its thread."""
-    payloads = connection.execute(_EARLIER, {"run_id": run_id, "thread_id": thread_id}).scalars()
-    return tuple(load_message(payload) for payload in payloads)
+    rows = connection.execute(_EARLIER, {"run_id": run_id, "thread_id": thread_id}).all()
+    found: list[Message] = []
+    for _, of_run in groupby(rows, key=attrgetter("thread_position")):
+        placed = journal.messages_in(row.messages for row in of_run)
+        found += [message for _, message in sorted(placed, key=itemgetter(0))]
+    return tuple(found)
 
 
-def messages_from(connection: Connection, run_id: str, first: int) -> dict[int, Message]:
-    """The run's own messages by position, from ``first`` on."""
-    rows = connection.execute(_MESSAGES, {"run_id": run_id, "first": first})
-    return {row.position: load_message(row.payload) for row in rows}
+def messages_after(connection: Connection, run_id: str, after: int) -> dict[int, Message]:
+    """The run's own messages by position, of the journal's rows that are numbered higher than ``after``."""
+    return dict(journal.messages_in(connection.execute(_MESSAGES, {"run_id": run_id, "after": after}).scalars()))
 
 
-def message_at(connection: Connection, run_id: str, position: int, *, token: UUID | None = None) -> Message:
-    """One message; with the ``token`` of a lease only while that is held, else it raises LeaseLost."""
-    row = connection.execute(_MESSAGE_OF_TURN, {"run_id": run_id, "position": position, "token": token}).one()
+def reply(connection: Connection, run_id: str, *, token: UUID | None = None) -> AssistantMessage:
+    """The reply whose calls are open. With the ``token`` of a lease that is not held any more it raises LeaseLost."""
+    row = connection.execute(_REPLY, {"run_id": run_id, "token": token}).one()
     if not row.is_ours:
         raise LeaseLost(f"run {run_id}: what this process was to do was given to another one before it began")
-    return load_message(row.payload)
+    return last_reply(row.messages)
+
+
+def last_reply(said: str) -> AssistantMessage:
+    """The last reply among the messages of a row of the journal."""
+    return [message for _, message in load_messages(said) if isinstance(message, AssistantMessage)][-1]

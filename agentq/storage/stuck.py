@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Connection, text
-
 from agentq.facts import Fleet, Gap
 from agentq.run import Status
 from agentq.storage import queries
+from agentq.storage.sql import Connection, text
 
 # A queue that is only long has been looked at by then.
 PATIENCE_SECS = 120.0
@@ -100,7 +99,7 @@ class Overdue:
 
 def stuck(connection: Connection) -> list[Stuck]:
     """The oldest first."""
-    return [Stuck(**row._mapping) for row in connection.execute(_STUCK)]
+    return [Stuck(**row._asdict()) for row in connection.execute(_STUCK)]
 
 
 def overdue(connection: Connection, *, prefix: str) -> list[Overdue]:
@@ -108,4 +107,4 @@ def overdue(connection: Connection, *, prefix: str) -> list[Overdue]:
     fleet = Fleet(queries.workers(connection), prefix)
     rows = connection.execute(_OVERDUE, {"patience_secs": PATIENCE_SECS}).all()
     found = [(row, fleet.gap(row.queue, row.agent)) for row in rows]
-    return [Overdue(**row._mapping, gap=gap) for row, gap in found if gap is not None]
+    return [Overdue(**row._asdict(), gap=gap) for row, gap in found if gap is not None]

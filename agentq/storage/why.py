@@ -3,11 +3,11 @@
 from datetime import datetime
 
 from pydantic import BaseModel
-from sqlalchemy import Connection, text
 
 from agentq.errors import RunNotFoundError
 from agentq.facts import Fleet, RunFacts
 from agentq.storage import queries
+from agentq.storage.sql import Connection, text
 from agentq.why import Scene, Why, explain
 
 # How many levels of sub-agents are looked at; deeper ones are named.
@@ -23,13 +23,20 @@ _TREE = text("""
         WHERE c.child_run_id IS NOT NULL AND t.level < :depth)
     SELECT now() AS now, jsonb_agg(
         to_jsonb(r) - CAST('{progress,context,output,tags}' AS text[]) || jsonb_build_object(
-            'calls', (SELECT coalesce(jsonb_agg(to_jsonb(c) ORDER BY c.index), '[]') FROM agentq.tool_calls c
-                      WHERE c.run_id = r.id AND c.turn = r.turn),
+            'calls', CASE WHEN r.on_unknown IS NULL THEN (
+                SELECT coalesce(jsonb_agg(to_jsonb(c) ORDER BY c.index), '[]') FROM agentq.tool_calls c
+                WHERE c.run_id = r.id AND c.turn = r.turn)
+            ELSE (
+                SELECT jsonb_build_array(to_jsonb(r) || jsonb_build_object(
+                    'index', 0, 'status', 'pending', 'kind', 'tool', 'child_run_id', NULL, 'announced_at', NULL,
+                    'call_id', CAST(j.messages AS json) #> '{0,1,calls,0}' ->> 'id',
+                    'tool', CAST(j.messages AS json) #> '{0,1,calls,0}' ->> 'name'))
+                FROM agentq.journal j WHERE j.run = r.number AND j.number = r.reply) END,
             'approvals', (SELECT coalesce(jsonb_agg(to_jsonb(a) - 'arguments' ORDER BY a.index), '[]')
                           FROM agentq.approvals a
                           WHERE a.run_id = r.id AND a.turn = r.turn AND a.status = 'pending'),
-            'last_event', (SELECT to_jsonb(e) FROM agentq.events e WHERE e.run_id = r.id
-                           ORDER BY e.number DESC LIMIT 1))) AS runs
+            'last_event', (SELECT to_jsonb(e) FROM agentq.journal j CROSS JOIN agentq.events_of(j) e
+                           WHERE j.run = r.number AND j.number = r.event_count AND e.number = r.event_count))) AS runs
     FROM tree JOIN agentq.runs r USING (id)
 """)
 

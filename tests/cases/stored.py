@@ -21,7 +21,7 @@ JSON_COLUMNS = [
 
 def rows(database: Database, query: str, *values: object) -> list[Any]:
     with database.autocommit() as connection:
-        return list(connection.exec_driver_sql(query, values))
+        return list(connection.execute(query, values))
 
 
 def results(handle: Handle) -> list[ToolResult]:
@@ -88,4 +88,4 @@ def assert_over(database: Database, handle: Handle) -> None:
             and status not in ('completed', 'failed', 'cancelled')
     """
     with database.autocommit() as connection:
-        assert list(connection.exec_driver_sql(held, {"id": handle.id})) == []
+        assert list(connection.execute(held, {"id": handle.id})) == []

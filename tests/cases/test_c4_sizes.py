@@ -254,7 +254,9 @@ def test_what_is_far_too_big_leaves_bounded_rows_behind(
     assert_over(database, handle)
     for result in results(handle):
         assert len(result.text) <= MAX_RESULT_CHARS
-    ((progress, error),) = rows(database, "select max(length(progress)), max(length(error)) from agentq.runs")
+    ((progress, error),) = rows(
+        database, "select max(length(progress)) as progress, max(length(error)) as error from agentq.runs"
+    )
     assert progress < 1_000
     assert (error or 0) <= LONGEST_ERROR
     ((event,),) = rows(database, "select max(length(data)) from agentq.events where type <> 'step.failed'")

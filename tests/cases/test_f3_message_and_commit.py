@@ -132,7 +132,7 @@ def held(engine: Engine, what: str) -> Iterator[tuple[threading.Event, threading
 @pytest.mark.parametrize(("phase", "calls"), PLACES)
 def test_a_message_that_comes_while_its_commit_is_held_does_nothing(database: Database, phase: str, calls: int) -> None:
     """As if it had been published from inside of the transaction."""
-    own = Database(database.url.render_as_string(hide_password=False).replace("+psycopg", ""))
+    own = Database(database.url)
     world = World(database, calls, lambda *_: None, gated=phase == "review")
     slow = Drain(own, world.agent)
     handle = world.drain.enqueue(world.agent)
@@ -256,7 +256,7 @@ def test_a_run_whose_first_message_was_lost_with_its_producer_is_found(
 @pytest.fixture
 def held_open(database: Database) -> Iterator[Database]:
     """A database of which every use is a transaction."""
-    own = Database(database.url.set(drivername="postgresql").render_as_string(hide_password=False))
+    own = Database(database.url)
     own.autocommit = own.transaction  # type: ignore[method-assign]
     yield own
     own.dispose()

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 
 from agentq import Agent, ApprovalNotPendingError, RunContext, tool
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Scripted, Step
 from agentq.storage import commits, control
 from agentq.storage.database import Database
+from agentq.storage.sql import Connection
 from tests.cases.scene import Scene
 from tests.cases.stored import codes, results
 from tests.engine.drain import Died
@@ -93,7 +93,7 @@ def test_between_any_two_messages(database: Database, calls: int, gated: bool) -
     before = 0
     while True:
         with database.transaction() as connection:
-            connection.exec_driver_sql("truncate agentq.runs, agentq.threads cascade")
+            connection.execute("truncate agentq.runs, agentq.threads cascade")
         found = scene(database, calls, gated=gated)
         for _ in range(before):
             if not found.drain.wake_ups:
@@ -237,7 +237,7 @@ def test_by_eight_people_at_once(database: Database, at_work: bool) -> None:
 def test_by_one_while_another_approves(database: Database) -> None:
     for _ in range(5):
         with database.transaction() as connection:
-            connection.exec_driver_sql("truncate agentq.runs, agentq.threads cascade")
+            connection.execute("truncate agentq.runs, agentq.threads cascade")
         found = scene(database, 1, gated=True)
         found.drain.work()
         (approval,) = found.handle.result().approvals

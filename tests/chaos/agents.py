@@ -94,6 +94,10 @@ async def fetch(n: int, secs: float, ctx: RunContext) -> str:
     return f"fetch {n}"
 
 
+# What becomes of each tool's call whose worker was lost.
+ON_UNKNOWN = {each.name: each.on_unknown for each in (pay, pay_gated, pay_probed, pay_asked, look, fetch)}
+
+
 def thinking(agent: str, turns: Sequence[Answer], low: float, high: float) -> Step:
     """Every reply of an agent, which takes its time: its turns, then how many results it has seen."""
 

@@ -3,13 +3,14 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from agentq.messages import Message, load_message
+from agentq.messages import AssistantMessage, Message, ToolMessage, load_message
+from tests.chaos.agents import ON_UNKNOWN
 from tests.chaos.faults import Fault
 from tests.chaos.load import Asked
 from tests.chaos.place import Server
@@ -45,7 +46,7 @@ class FoundRun:
 
 @dataclass(frozen=True)
 class FoundCall:
-    """A row of tool_calls."""
+    """A row of tool_calls, or what would be one: a turn's only call has none."""
 
     run_id: str
     turn: int
@@ -136,6 +137,7 @@ def gather(server: Server, folder: Path, asked: Asked, faults: list[Fault]) -> E
         for row in server.ask(_RUNS)
     }
     calls = [FoundCall(*row[:12], _seconds(row[12]) or 0.0, _seconds(row[13])) for row in server.ask(_CALLS)]
+    calls += _single_calls(runs.values(), {call.key for call in calls})
     lines = read_lines(folder / "effects.jsonl")
     effects = [
         Effect(line["kind"], line["key"], line["tool"], line["attempt"], line["at"], line["pid"])
@@ -145,6 +147,30 @@ def gather(server: Server, folder: Path, asked: Asked, faults: list[Fault]) -> E
     ((pending,),) = server.ask(_PENDING)
     ((questions,),) = server.ask(_QUESTIONS)
     return Evidence(asked, runs, calls, effects, len(lines) - len(effects), pending, questions, faults)
+
+
+def _single_calls(runs: Iterable[FoundRun], known: set[str]) -> Iterator[FoundCall]:
+    """The calls without a row: each is all that its reply asks for, and its result stands next to that."""
+    for run in runs:
+        replies = [(position, message) for position, message in run.messages if isinstance(message, AssistantMessage)]
+        results = {position: message for position, message in run.messages if isinstance(message, ToolMessage)}
+        for turn, (position, reply) in enumerate(replies, start=1):
+            if len(reply.calls) != 1 or f"{run.id}:{turn}:0" in known:
+                continue
+            call, back = reply.calls[0], results.get(position + 1)
+            yield FoundCall(
+                run.id,
+                turn,
+                0,
+                position + 1,
+                call.id,
+                call.name,
+                "tool",
+                "done" if back else "pending",
+                (back.result.code or "success") if back else None,
+                ON_UNKNOWN.get(call.name, "report"),
+                max(event.data.get("attempt", 1) for event in run.events),
+            )
 
 
 def _by_run(rows: Iterable[tuple[str, Any]]) -> dict[str, tuple[Any, ...]]:

@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import text
-
 from agentq.run import Progress
 from agentq.storage import leases
 from agentq.storage.database import Database
+from agentq.storage.sql import text
 
 FINISHED, WAITING = 100_000, 10_000
 
@@ -33,7 +32,7 @@ _APPROVALS = text("""
     SELECT id, 1, 0, 'call_0_0', 'refund', '{}', encode(sha256('{}'), 'hex'), 'pending'
     FROM agentq.runs WHERE status = 'waiting'
 """)
-_EXPLAIN = text(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {leases._DUE.text}")
+_EXPLAIN = text(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {leases._DUE.decode()}")
 
 
 def fill(database: Database, *, finished: int = FINISHED, waiting: int = WAITING) -> None:
@@ -45,7 +44,7 @@ def fill(database: Database, *, finished: int = FINISHED, waiting: int = WAITING
         connection.execute(_CALLS)
         connection.execute(_APPROVALS)
     with database.autocommit() as connection:
-        connection.exec_driver_sql("ANALYZE agentq.runs, agentq.tool_calls")
+        connection.execute("ANALYZE agentq.runs, agentq.tool_calls")
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,7 @@ class Plan:
 def plan(database: Database, *, limit: int = 100) -> Plan:
     """The plan of the sweep's query, as it was done."""
     with database.autocommit() as connection:
-        (found,) = connection.execute(
-            _EXPLAIN, {"limit": limit, "mine": ["w/1", "w/2"], "fading_secs": 7.5}
-        ).scalar_one()
+        (found,) = connection.execute(_EXPLAIN, {"limit": limit, "mine": ["w/1", "w/2"], "fading_secs": 7.5}).scalar()
     root = found["Plan"]
     scans = {(node["Node Type"], node.get("Index Name")) for node in _nodes(root) if "Scan" in node["Node Type"]}
     buffers = root["Shared Hit Blocks"] + root["Shared Read Blocks"]

@@ -36,7 +36,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
 def installation(program: Program, database: Database, embedded_broker_url: str, queue_prefix: str) -> Program:
     """A migrated, empty database, a broker and agents; no worker."""
     program.settings = settings(
-        database_url=database.url.set(drivername="postgresql").render_as_string(hide_password=False),
+        database_url=database.url,
         broker_url=embedded_broker_url,
         queue=queue_prefix,
         agents=str(AGENTS),

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import text
-
 from agentq.storage import leases
 from agentq.storage.database import Database
+from agentq.storage.sql import text
 from tests.cli.program import Done, Program
 
 

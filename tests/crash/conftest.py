@@ -29,7 +29,7 @@ def crew(
 ) -> Iterator[Crew]:
     services.flush_url(redis_database)
     with migrated_database.transaction() as connection:
-        connection.exec_driver_sql(EMPTY)
+        connection.execute(EMPTY)
     queue = f"agentq_test_{service_urls.token}_{token_hex(4)}"
     fleet = Fleet(tmp_path_factory.mktemp("crash"), migrated_database, redis_database, queue, app="tests.crash.worker")
     yield Crew(fleet)

@@ -133,7 +133,7 @@ class Crew:
             worker.kill()
         self._starting.clear()
         with self.fleet.database.transaction() as connection:
-            connection.exec_driver_sql(EMPTY)
+            connection.execute(EMPTY)
 
 
 def _state(pid: int) -> str:

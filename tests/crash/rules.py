@@ -24,7 +24,7 @@ OPEN_WORK = """
 def open_work(database: Database) -> list[str]:
     """Everything that the database still expects somebody to do."""
     with database.autocommit() as connection:
-        return list(connection.exec_driver_sql(OPEN_WORK).scalars())
+        return list(connection.execute(OPEN_WORK).scalars())
 
 
 @dataclass(frozen=True)

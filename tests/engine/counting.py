@@ -1,13 +1,30 @@
 """Count what a step asks of the database: statements, transactions, and those that wait for the disk."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
-from sqlalchemy import Connection, event
+from psycopg.pq import TransactionStatus
 
 from agentq.storage.database import Database
+from agentq.storage.sql import Connection, Rows
+
+
+@contextmanager
+def observed(database: Database, executed: Callable[[Connection, str], None]) -> Iterator[None]:
+    """``executed`` is told of each statement of this process on the database, after it; what it raises is raised."""
+    execute = Connection.execute
+
+    def told(connection: Connection, query: Any, params: Any = None, **options: Any) -> Rows:
+        rows = execute(connection, query, params, **options)
+        if connection.info.dbname == database.name:
+            executed(connection, query.decode() if isinstance(query, bytes) else query)
+        return rows
+
+    with patch.object(Connection, "execute", told):
+        yield
 
 
 @contextmanager
@@ -15,31 +32,27 @@ def counted(database: Database) -> Iterator[Counter[str]]:
     """Counts of ``claims``, ``reads``, ``writes`` (statements of commits) and ``commits`` (durable transactions)."""
     counts: Counter[str] = Counter()
     wrote: set[int] = set()
+    transaction = database.transaction
 
-    def executed(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
+    def executed(connection: Connection, statement: str) -> None:
         if "synchronous_commit" in statement:
             counts["claims"] += 1
         elif statement.lstrip().upper().startswith(("SELECT", "(SELECT")):
             counts["reads"] += 1
         else:
             counts["writes"] += 1
-            # One statement is a transaction of its own here.
-            counts["commits"] += _is_autocommit(connection)
-            wrote.add(id(connection))
+            if connection.info.transaction_status == TransactionStatus.IDLE:
+                # One statement is a transaction of its own here.
+                counts["commits"] += 1
+            else:
+                wrote.add(id(connection))
 
-    def committed(connection: Connection) -> None:
-        if id(connection) in wrote and not _is_autocommit(connection):
-            counts["commits"] += 1
-        wrote.discard(id(connection))
+    @contextmanager
+    def committed() -> Iterator[Connection]:
+        with transaction() as connection:
+            wrote.discard(id(connection))
+            yield connection
+        counts["commits"] += id(connection) in wrote
 
-    event.listen(database.engine, "after_cursor_execute", executed)
-    event.listen(database.engine, "commit", committed)
-    try:
+    with observed(database, executed), patch.object(database, "transaction", committed):
         yield counts
-    finally:
-        event.remove(database.engine, "after_cursor_execute", executed)
-        event.remove(database.engine, "commit", committed)
-
-
-def _is_autocommit(connection: Connection) -> bool:
-    return bool(connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT")

@@ -35,7 +35,7 @@ class Drain:
         self.sent: list[WakeUp] = []
         self.database = database
         self.agents: dict[str, AgentSpec] = by_name(agents)
-        url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        url = database.url
         settings = Settings(database_url=url, broker_url="redis://nowhere.invalid")
         self.client = Client(settings=settings, agents=agents)
         self.client.database = database
@@ -102,4 +102,4 @@ class Drain:
                 changes = ", ".join(
                     f"{name} = case when {name} is not null then {aged.format(name, seconds)} end" for name in names
                 )
-                connection.exec_driver_sql(f"update agentq.{table} set {changes}")
+                connection.execute(f"update agentq.{table} set {changes}")

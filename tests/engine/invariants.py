@@ -28,6 +28,24 @@ LOST = frozenset({"interrupted", "crashed", "timeout"})
 _LOOSE = frozenset({"sweep_at", "due_at", "claimed_at"})
 
 
+@dataclass(frozen=True)
+class SingleCall:
+    """A turn's only call, which has no row: what its reply and its result say of it."""
+
+    turn: int
+    position: int
+    call_id: str
+    tool: str
+    status: str
+    code: str | None
+    index: int = 0
+    kind: str = "tool"
+    attempt: int = 0
+    lease_token: None = None
+    lease_until: None = None
+    sweep_at: None = None
+
+
 @dataclass
 class RunRows:
     """One run as it is stored, and the runs that its calls have started."""
@@ -49,12 +67,14 @@ class RunRows:
         return self.row.status in TERMINAL
 
     @property
-    def progress(self) -> dict[str, Any]:
-        return dict(json.loads(self.row.progress))
+    def usage(self) -> tuple[int, int]:
+        return self.row.input_tokens or 0, self.row.output_tokens or 0
 
     @property
     def open_calls(self) -> list[Row]:
-        return [call for call in self.calls if call.status != "done" and call.turn == self.row.turn]
+        """Those that have a row."""
+        of_turn = [call for call in self.calls if call.status != "done" and call.turn == self.row.turn]
+        return [call for call in of_turn if not isinstance(call, SingleCall)]
 
     @property
     def replies(self) -> dict[int, AssistantMessage]:
@@ -66,6 +86,20 @@ class RunRows:
         calls = [f"{c.turn}:{c.index} {c.tool} {c.status} {c.code} {c.lease_until} {c.sweep_at}" for c in self.calls]
         events = [f"{event.number} {event.type} {event.data}" for event in self.events]
         return "\n".join(map(str, [row, *calls, *self.messages.items(), *events]))
+
+    def add_single_calls(self) -> None:
+        """The calls of the replies that ask for one, and for which there is no row."""
+        turn, known = 0, {call.position for call in self.calls}
+        for position, message in sorted(self.messages.items()):
+            is_reply = isinstance(message, AssistantMessage)
+            # Of an empty reply only the nudge is kept.
+            turn += is_reply or (isinstance(message, UserMessage) and message.text.startswith(NUDGE))
+            if isinstance(message, AssistantMessage) and len(message.calls) == 1 and position + 1 not in known:
+                back = self.messages.get(position + 1)
+                code = (back.result.code or "success") if isinstance(back, ToolMessage) else None
+                (call,) = message.calls
+                status = "done" if code else "pending"
+                self.calls.append(SingleCall(turn, position + 1, call.id, call.name, status, code))
 
     def result(self, call: Row) -> ToolResult | None:
         message = self.messages.get(call.position)
@@ -151,6 +185,8 @@ class Watch:
                 runs[event.run_id].events.append(event)
             for approval in self._rows("select * from agentq.approvals order by run_id, turn, index"):
                 runs[approval.run_id].approvals.append(approval)
+        for run in runs.values():
+            run.add_single_calls()
         _relate(runs)
         return runs
 
@@ -237,21 +273,20 @@ def _results_tell_the_truth(run: RunRows, reality: Reality, mishaps: int) -> Non
 
 
 def _counters_are_exact(run: RunRows) -> None:
-    progress, replies = run.progress, run.replies
+    replies, (read, written) = run.replies, run.usage
     answers = [data for data in _steps(run) if "input_tokens" in data]
-    usage = progress.get("usage", {})
-    assert progress.get("model_calls", 0) == len(answers) == (usage.get("output_tokens") or 0), "model calls"
-    assert sum(data["input_tokens"] for data in answers) == (usage.get("input_tokens") or 0), "usage"
+    assert run.row.model_calls == len(answers) == written, "model calls"
+    assert sum(data["input_tokens"] for data in answers) == read, "usage"
     nudges = sum(isinstance(m, UserMessage) and m.text.startswith(NUDGE) for m in run.messages.values())
     # The reply that a run failed with is not kept when it is empty, and nobody asks again.
     not_kept = len(answers) - len(replies) - nudges
     assert not_kept in (0, 1 if run.row.status == "failed" else 0), "replies"
     if not nudges and not not_kept:
-        assert sum(run.prefix + place for place in replies) == (usage.get("input_tokens") or 0), "a transcript's length"
+        assert sum(run.prefix + place for place in replies) == read, "a transcript's length"
     taken = [call for call in run.calls if call.index < MAX_CALLS_PER_REPLY]
     if run.row.error is not None and json.loads(run.row.error).get("details", {}).get("limit") == "tool_calls":
         taken = [call for call in taken if call.turn != run.row.turn]
-    assert progress.get("tool_calls", 0) == len(taken), "tool calls"
+    assert run.row.tool_calls == len(taken), "tool calls"
     # Between two decisions of people nobody counts down.
     if (run.row.status, run.row.phase) != ("waiting", "review"):
         assert run.row.open_calls == len(run.open_calls), "open calls"
@@ -263,7 +298,7 @@ def _counters_are_exact(run: RunRows) -> None:
 
 
 def _nothing_is_repeated_without_need(run: RunRows, reality: Reality, mishaps: int) -> None:
-    saved, made = run.progress.get("model_calls", 0), reality.replies[run.id]
+    saved, made = run.row.model_calls, reality.replies[run.id]
     assert saved <= made <= saved + mishaps, f"{made} replies were made and {saved} saved"
     for call in run.calls:
         happened = reality.effects[f"{run.id}:{call.turn}:{call.index}"]

@@ -7,12 +7,12 @@ from typing import Any, Literal
 from uuid import UUID
 
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, Engine, event
 
 from agentq.engine import Engine as StepEngine
 from agentq.errors import UnavailableError
 from agentq.heartbeat import Heartbeat, Lease
 from agentq.storage.database import Database
+from agentq.storage.sql import Connection, Rows
 from agentq.wire import WakeUp
 from tests.engine.drain import Died, Drain
 
@@ -88,14 +88,17 @@ class ObservedDatabase(Database):
 
     moment: Callable[[Moment], None] = staticmethod(lambda what: None)
 
-    def _make_engine(self) -> Engine:
-        engine = super()._make_engine()
-        event.listen(engine, "before_cursor_execute", self._before_statement)
-        return engine
+    def connect(self) -> Connection:
+        connection = super().connect()
+        execute = connection.execute
 
-    def _before_statement(self, connection: Connection, *_: Any) -> None:
-        raw: Any = connection.connection.dbapi_connection
-        self.moment("statement" if raw.info.transaction_status == TransactionStatus.IDLE else "locked")
+        def observed(query: Any, params: Any = None, **options: Any) -> Rows:
+            is_idle = connection.info.transaction_status == TransactionStatus.IDLE
+            self.moment("statement" if is_idle else "locked")
+            return execute(query, params, **options)
+
+        connection.__dict__["execute"] = observed
+        return connection
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

@@ -95,7 +95,7 @@ class Stage:
 
     def sql(self, statement: str) -> None:
         with self.database.transaction() as connection:
-            connection.exec_driver_sql(statement)
+            connection.execute(statement)
 
 
 def boss(*more: Call, helper: Agent = HELPER) -> Agent:

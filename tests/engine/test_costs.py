@@ -2,13 +2,18 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from agentq import Agent, tool
 from agentq.providers.scripted import Call, Scripted
 from agentq.storage.database import Database
+from agentq.storage.sql import Connection, Rows
 from agentq.wire import BatchMessage, CallMessage, StepMessage, WakeUp
 from tests.engine.counting import counted
 from tests.engine.drain import Drain
@@ -162,3 +167,43 @@ def test_the_cost_of_a_review_is_that_in_the_docs(database: Database) -> None:
         drain.do(drain.wake_ups.pop(0))
     name = "review, one call gated"
     assert counts == costs(name)
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from nodes(below)
+
+
+@contextmanager
+def wal(database: Database) -> Iterator[list[int]]:
+    """The WAL bytes of each statement that writes, without those in which Postgres writes a page as a whole."""
+    found: list[int] = []
+    execute = Connection.execute
+
+    def weighed(connection: Connection, query: Any, params: Any = None, **options: Any) -> Rows:
+        statement = query.decode() if isinstance(query, bytes) else query
+        if statement.startswith("WITH") and connection.info.dbname == database.name:
+            with connection.transaction(force_rollback=True):
+                explained = execute(connection, f"EXPLAIN (ANALYZE, WAL, FORMAT JSON) {statement}", params).scalar()
+            changes = [node for node in nodes(explained[0]["Plan"]) if node["Node Type"] == "ModifyTable"]
+            if not any(node["WAL FPI"] for node in changes):
+                found.append(sum(node["WAL Bytes"] for node in changes))
+        return execute(connection, query, params, **options)
+
+    with patch.object(Connection, "execute", weighed):
+        yield found
+
+
+def test_the_wal_of_a_step_is_as_small_as_the_docs_say(database: Database) -> None:
+    quick = tool(inline=True)(act.function)
+    script = [Call("act", {"n": n}) for n in range(10)]
+    drain = Drain(database, test := Agent("test", model=Scripted([*script, "done"]), tools=[quick]), local_steps=64)
+    drain.enqueue(test)
+    with wal(database) as found:
+        drain.work()
+    model, tools = map(int, re.findall(r"(\d+) bytes of WAL", DOCS.read_text()))
+    # The claim and the last commit write indexes of the run's row too, the steps between them do not.
+    in_order = sorted(found)
+    assert in_order[5] <= tools
+    assert in_order[-5] <= model

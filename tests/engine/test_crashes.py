@@ -209,7 +209,7 @@ def test_a_call_that_was_due_before_the_server_restarted_is_not_run_when_it_may_
         while handle.run().phase != "tools":
             drain.do(drain.wake_ups.pop(0))
         with database.transaction() as connection:
-            connection.exec_driver_sql(
+            connection.execute(
                 "update agentq.runs set due_at = pg_stat_get_bgwriter_stat_reset_time() - interval '1 s'"
             )
         drain.work()

@@ -81,7 +81,7 @@ def test_a_time_limit_of_the_runs_begins_with_the_enqueue(database: Database) ->
     drain = Drain(database, ECHO)
     (handle,) = drain.client.enqueue_many("echo", ["hello"], limits={"run_secs": 30})
     with database.autocommit() as connection:
-        left = connection.exec_driver_sql("select extract(epoch from deadline_at - created_at) from agentq.runs")
+        left = connection.execute("select extract(epoch from deadline_at - created_at) from agentq.runs")
         assert left.scalar() == 30
     drain.work()
     assert handle.status() == "completed"

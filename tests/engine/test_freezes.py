@@ -3,13 +3,16 @@
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from agentq import Agent, ToolMessage, tool
+from agentq.engine import Engine
 from agentq.providers.scripted import Call, Scripted
+from agentq.services import boot_time
 from agentq.storage import leases, steps
 from agentq.storage.database import Database
 from agentq.wire import BatchMessage
@@ -33,7 +36,7 @@ def test_a_worker_frozen_while_it_saves_a_call_stops_neither_the_sweep_nor_its_r
     while not isinstance(drain.wake_ups[0], BatchMessage):
         drain.do(drain.wake_ups.pop(0))
     first, second, _ = drain.wake_ups.pop(0).lanes
-    url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    url = database.url
     command = [sys.executable, "-m", "tests.engine.freezes", url, first.run_id, str(first.seq), str(first.index)]
     frozen = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     try:
@@ -46,7 +49,7 @@ def test_a_worker_frozen_while_it_saves_a_call_stops_neither_the_sweep_nor_its_r
         die.clear()
         drain.wake_ups.clear()
         with database.transaction() as connection:
-            connection.exec_driver_sql("update agentq.tool_calls set lease_until = now(), attempt = 3 where index = 1")
+            connection.execute("update agentq.tool_calls set lease_until = now(), attempt = 3 where index = 1")
 
         def recovered() -> bool:
             drain.sweep()
@@ -82,6 +85,7 @@ def test_a_tool_does_not_begin_when_its_call_was_answered_while_its_process_stoo
     stood: list[bool] = []
     test = Agent("test", model=Scripted([[Call("act", {"n": n}) for n in range(calls)], "done"]), tools=[act])
     drain, other = Drain(database, test, probe=stand_still), Drain(database, test)
+    drain.engine = Engine(replace(drain.engine.services, clock=lambda: boot_time() + (20 if stood else 0)))
     handle = drain.enqueue(test)
     drain.work()
     other.work()
@@ -102,13 +106,13 @@ def test_a_row_that_somebody_holds_does_not_cost_other_runs_their_leases(databas
     held, free = tokens.values()
     left = "select extract(epoch from lease_until - now()) from agentq.runs where id = %s"
     with database.transaction() as holder, database.autocommit() as connection:
-        holder.exec_driver_sql("select 1 from agentq.runs where id = %s for update", (held,))
+        holder.execute("select 1 from agentq.runs where id = %s for update", (held,))
         renewing = threading.Thread(target=leases.renew, args=(connection, tokens), kwargs={"lease_secs": 500})
         renewing.start()
         renewing.join(10)
         assert not renewing.is_alive()
-        assert holder.exec_driver_sql(left, (free,)).scalar_one() > 400
-        assert holder.exec_driver_sql(left, (held,)).scalar_one() < 6
+        assert holder.execute(left, (free,)).scalar() > 400
+        assert holder.execute(left, (held,)).scalar() < 6
 
 
 def test_a_renewal_tells_whose_work_is_in_vain(database: Database) -> None:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import psycopg
 import pytest
-from sqlalchemy import text
 
 from agentq import Agent, Handle, Happened, NotHappened, tool
 from agentq.errors import UnavailableError
@@ -48,8 +47,8 @@ def work(drain: Drain) -> None:
 
 def sql(drain: Drain, statement: str) -> list[tuple[Any, ...]]:
     with drain.database.autocommit() as connection:
-        result = connection.exec_driver_sql(statement)
-        return [tuple(row) for row in result] if result.returns_rows else []
+        result = connection.execute(statement)
+        return [tuple(row) for row in result] if result.description else []
 
 
 def forget_claim(drain: Drain, calls: int) -> None:
@@ -197,7 +196,7 @@ def once(where: tuple[str, str], act: Callable[[], None]) -> Callable[[str, str]
 
 
 def cut_connections(database: Database) -> None:
-    url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    url = database.url
     # Our own is ended too, as the last: behind a pooler it is the very one that others have used.
     is_own = "pid = pg_backend_pid()"
     end = f"select pg_terminate_backend(pid, case when {is_own} then 0 else 5000 end)"
@@ -209,9 +208,9 @@ def test_a_run_whose_row_is_locked_costs_the_others_nothing(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The same bound on waiting for a lock, but a shorter one.
-    shorter = str(control._LOCK).replace("'lock_timeout', '8000'", "'lock_timeout', '500'")
-    assert shorter != str(control._LOCK)
-    monkeypatch.setattr(control, "_LOCK", text(shorter))
+    shorter = control._LOCK.replace(b"'lock_timeout', '8000'", b"'lock_timeout', '500'")
+    assert shorter != control._LOCK
+    monkeypatch.setattr(control, "_LOCK", shorter)
     test, _ = dying("retry", ALONE, limits={"run_secs": 60})
     drain = Drain(database, test)
     locked, late = drain.enqueue(test), drain.enqueue(test)
@@ -223,7 +222,7 @@ def test_a_run_whose_row_is_locked_costs_the_others_nothing(
     work(drain)
     sql(drain, f"update agentq.runs set lease_until = now() where id = '{lost.id}'")
     with database.transaction() as holder:
-        holder.exec_driver_sql(f"select 1 from agentq.runs where id = '{locked.id}' for update")
+        holder.execute(f"select 1 from agentq.runs where id = '{locked.id}' for update")
         # An error would tell the worker that Postgres was away: it would leave everybody's leases alone for a while.
         drain.sweep()
         work(drain)

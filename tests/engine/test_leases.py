@@ -8,7 +8,6 @@ from typing import Any, Literal
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection
 
 from agentq import Agent, Handle, tool
 from agentq.engine import Engine
@@ -17,6 +16,7 @@ from agentq.providers.scripted import Call, Scripted
 from agentq.recovery import sweep, take_back
 from agentq.storage import leases
 from agentq.storage.database import Database
+from agentq.storage.sql import Connection
 from agentq.wire import WakeUp
 from tests.engine.drain import Died, Drain
 from tests.engine.test_crashes import results
@@ -125,7 +125,7 @@ def test_a_lost_call_of_a_run_whose_row_is_locked_costs_the_others_nothing(datab
     drain.age(16)
     sweeping = of_worker(drain, "sweeper", waits_for_locks=False)
     with database.transaction() as holder:
-        holder.exec_driver_sql(f"select 1 from agentq.runs where id = '{locked.id}' for update")
+        holder.execute(f"select 1 from agentq.runs where id = '{locked.id}' for update")
         sweep(sweeping)
         assert [result.code for result in results(lost)] == ["interrupted", "interrupted"]
     assert results(locked) == []

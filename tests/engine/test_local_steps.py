@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 
 from agentq import Agent, Hooks, RunContext, tool
 from agentq.engine import Engine
 from agentq.errors import UnavailableError
 from agentq.providers.scripted import Call, Scripted
 from agentq.storage.database import Database
+from agentq.storage.sql import Connection
 from agentq.wire import StepMessage
 from tests.engine.drain import Drain
 from tests.engine.test_crashes import results
@@ -137,7 +137,7 @@ def test_the_time_limit_of_a_run_is_seen_between_steps(database: Database) -> No
         def after_tool(self, ctx: RunContext, result: Any) -> None:
             with database.autocommit() as connection:
                 past = "created_at = created_at - interval '1 minute'"
-                connection.exec_driver_sql(f"update agentq.runs set {past} where id = '{ctx.run_id}'")
+                connection.execute(f"update agentq.runs set {past} where id = '{ctx.run_id}'")
 
     test = looker(hooks=[Slow()], limits={"run_secs": 30})
     drain = Drain(database, test, local_steps=64)

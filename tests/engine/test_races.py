@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 
 from agentq import (
     Agent,
@@ -25,6 +24,7 @@ from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Scripted
 from agentq.storage import calls, steps
 from agentq.storage.database import Database
+from agentq.storage.sql import Connection
 from agentq.wire import BatchMessage, CallMessage
 from tests.engine.drain import Died, Drain
 from tests.waiting import eventually
@@ -213,7 +213,7 @@ def test_at_most_eight_calls_are_out_when_sub_agents_end_beside_them(database: D
         else:
             drain.do(wake_up)
     with database.autocommit() as connection:
-        out = connection.exec_driver_sql("select count(*) from agentq.tool_calls where status = 'announced'").scalar()
+        out = connection.execute("select count(*) from agentq.tool_calls where status = 'announced'").scalar()
     assert out == 8
     drain.wake_ups.extend(waiting)
     drain.work()
@@ -236,14 +236,14 @@ def test_handing_a_call_back_costs_no_attempt(database: Database) -> None:
 def test_an_outage_before_a_step_was_begun_costs_no_attempt(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, failures = steps.messages_from, [UnavailableError("Postgres restarts")] * 5
+    real, failures = steps.messages_after, [UnavailableError("Postgres restarts")] * 5
 
-    def messages_from(*args: Any) -> Any:
+    def messages_after(*args: Any) -> Any:
         if failures:
             raise failures.pop()
         return real(*args)
 
-    monkeypatch.setattr(steps, "messages_from", messages_from)
+    monkeypatch.setattr(steps, "messages_after", messages_after)
     drain = Drain(database, test := Agent("test", model=Scripted(["done"])))
     handle = drain.enqueue(test)
     assert goes_on(drain, handle)
@@ -257,7 +257,7 @@ def test_a_run_of_a_newer_release_waits_for_it_and_holds_up_nobody(database: Dat
     handle, beside = drain.enqueue(newer), drain.enqueue(other)
     save = "update agentq.runs set progress = %s where id = %s"
     with database.transaction() as connection:
-        connection.exec_driver_sql(save, ('{"version":2}', handle.id))
+        connection.execute(save, ('{"version":2}', handle.id))
     for _ in range(6):
         while drain.wake_ups:
             with suppress(ConfigError):
@@ -268,7 +268,7 @@ def test_a_run_of_a_newer_release_waits_for_it_and_holds_up_nobody(database: Dat
     assert [run.status for run in drain.client.runs(agent="newer")] == ["queued"]
     # The newer worker comes.
     with database.transaction() as connection:
-        connection.exec_driver_sql(save, ('{"version":1}', handle.id))
+        connection.execute(save, ('{"version":1}', handle.id))
     assert goes_on(drain, handle)
     assert handle.result().text == "done"
 
@@ -278,7 +278,7 @@ def test_a_limit_that_this_release_does_not_know_is_left_out(database: Database)
     handle = drain.enqueue(test)
     with database.transaction() as connection:
         save = """update agentq.runs set progress = '{"version":1,"limits":{"model_calls":3,"later":5}}'"""
-        connection.exec_driver_sql(save)
+        connection.execute(save)
     drain.work()
     assert handle.result().text == "done"
 
@@ -355,7 +355,7 @@ def test_a_backlog_does_not_stand_before_lost_work(database: Database) -> None:
     with database.autocommit() as connection:
         assert steps.claim(connection, handle.id, 0, lease_secs=0, worker="dead")
     with database.transaction() as connection:
-        connection.exec_driver_sql("""
+        connection.execute("""
             insert into agentq.runs (id, agent, status, phase, seq, turn, depth, progress, context, tags, queue,
                                      due_at, sweep_at, message_count, event_count)
             select 'run_b' || g, 'test', 'queued', 'recall', 0, 0, 0, '{"version":1}', '{}', '{}', 'agentq',

@@ -22,7 +22,7 @@ def act(n: int = 0) -> str:
 def later(drain: Drain, handle: Handle, seconds: float) -> None:
     """Let the run grow older."""
     with drain.database.transaction() as connection:
-        connection.exec_driver_sql(
+        connection.execute(
             "update agentq.runs set created_at = created_at - make_interval(secs => %s),"
             " deadline_at = deadline_at - make_interval(secs => %s) where id = %s",
             (seconds, seconds, handle.id),
@@ -38,7 +38,7 @@ def over(handle: Handle) -> None:
 
 def columns(drain: Drain, handle: Handle, names: str) -> tuple[Any, ...]:
     with drain.database.autocommit() as connection:
-        row = connection.exec_driver_sql(f"select {names} from agentq.runs where id = '{handle.id}'").one()
+        row = connection.execute(f"select {names} from agentq.runs where id = '{handle.id}'").one()
     return tuple(row)
 
 

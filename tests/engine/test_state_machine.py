@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -199,15 +200,15 @@ def eye(database: Database, service_urls: Services) -> Iterator[psycopg.Connecti
     """A connection of the test's own, which also holds the clock."""
     if service_urls.pooled:
         pytest.skip("the clock is a setting of the session, which a pooler in transaction mode has none of")
-    url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    url = database.url
     with psycopg.connect(url, autocommit=True, options=clock.OPTIONS) as connection, clock.standing_still(connection):
         yield connection
 
 
 @pytest.fixture
 def observed(database: Database, eye: psycopg.Connection) -> Iterator[ObservedDatabase]:
-    url = database.url.set(drivername="postgresql").update_query_dict({"options": clock.OPTIONS})
-    observed = ObservedDatabase(url.render_as_string(hide_password=False))
+    url = f"{database.url}{'&' if '?' in database.url else '?'}options={quote(clock.OPTIONS)}"
+    observed = ObservedDatabase(url)
     yield observed
     observed.dispose()
 

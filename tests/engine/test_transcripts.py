@@ -1,7 +1,8 @@
 """What a process knows of conversations: nothing is read twice, and memory is bounded."""
 
+from dataclasses import replace
+
 import pytest
-from sqlalchemy import Connection
 
 from agentq import Agent, UserMessage, tool
 from agentq.messages import Message
@@ -9,6 +10,7 @@ from agentq.providers.scripted import Call, Scripted
 from agentq.run import Snapshot
 from agentq.storage import control, steps
 from agentq.storage.database import Database
+from agentq.storage.sql import Connection
 from agentq.transcripts import Transcripts
 from tests.engine.counting import counted
 from tests.engine.drain import Drain
@@ -40,20 +42,29 @@ def test_what_was_read_is_not_read_again(database: Database) -> None:
 
 
 def test_only_what_is_new_is_read(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, firsts = steps.messages_from, []
+    real, read = steps.messages_after, []
 
-    def messages_from(connection: Connection, run_id: str, first: int) -> dict[int, Message]:
-        firsts.append(first)
-        return real(connection, run_id, first)
+    def messages_after(connection: Connection, run_id: str, after: int) -> dict[int, Message]:
+        found = real(connection, run_id, after)
+        read.append(sorted(found))
+        return found
 
     _, snapshot = talk(database, 3)
     whole, transcripts = Transcripts(database).read(snapshot), Transcripts(database)
-    monkeypatch.setattr(steps, "messages_from", messages_from)
+    monkeypatch.setattr(steps, "messages_after", messages_after)
     # As a model step in the middle of the run would have left it, and a commit of this process after that.
-    transcripts._keep(snapshot.run_id, (), dict(enumerate(whole[:3])))
-    transcripts.add(snapshot.run_id, [(3, whole[3])])
+    transcripts._keep(snapshot.run_id, (), dict(enumerate(whole[:3])), 3)
+    transcripts.add(replace(snapshot, event_count=4), [(3, whole[3])], events=1)
     assert transcripts.read(snapshot) == whole
-    assert firsts == [4]
+    assert read == [list(range(4, len(whole)))]
+
+
+def test_what_others_committed_in_between_is_read(database: Database) -> None:
+    _, snapshot = talk(database, 3)
+    whole, transcripts = Transcripts(database).read(snapshot), Transcripts(database)
+    transcripts._keep(snapshot.run_id, (), dict(enumerate(whole[:3])), 3)
+    transcripts.add(replace(snapshot, event_count=5), [(4, whole[4])], events=1)
+    assert transcripts.read(snapshot) == whole
 
 
 def test_a_run_sees_what_was_said_before_on_its_thread(database: Database) -> None:
@@ -78,8 +89,8 @@ def test_the_run_that_was_idle_longest_is_forgotten_first(database: Database) ->
     transcripts = Transcripts(database, max_chars=int(transcripts._chars * 1.5))
     for snapshot in (one, two):
         transcripts.read(snapshot)
-    assert transcripts.message(one.run_id, 0) is None
-    assert transcripts.message(two.run_id, 0) is not None
+    assert one.run_id not in transcripts._known
+    assert two.run_id in transcripts._known
 
 
 def test_a_transcript_that_is_larger_than_all_memory_is_read_each_time(database: Database) -> None:
@@ -87,9 +98,9 @@ def test_a_transcript_that_is_larger_than_all_memory_is_read_each_time(database:
     transcripts = Transcripts(database, max_chars=100)
     for _ in range(2):
         assert transcripts.read(snapshot) == drain.client.handle(snapshot.run_id).messages()
-    assert transcripts.message(snapshot.run_id, 0) is None
+    assert snapshot.run_id not in transcripts._known
 
 
 def test_a_run_that_has_ended_is_forgotten(database: Database) -> None:
     drain, snapshot = talk(database, 2)
-    assert drain.engine.services.transcripts.message(snapshot.run_id, 0) is None
+    assert snapshot.run_id not in drain.engine.services.transcripts._known

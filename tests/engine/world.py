@@ -304,10 +304,12 @@ class World:
         run_id, turn, index = str(ctx.idempotency_key).split(":")
         place = (run_id, int(turn), int(index))
         if not self._deliveries[-1].stalled:
-            open_call = (
-                "select 1 from agentq.tool_calls where (run_id, turn, index) = (%s, %s, %s) and status <> 'done'"
-            )
-            self.watch.forbid(not self._ids(open_call, *place), f"{name} ran after its result was saved")
+            # With a row of its own, or in that of its run.
+            open_call = """
+                select 1 from agentq.tool_calls where (run_id, turn, index) = (%s, %s, %s) and status <> 'done'
+                union all select 1 from agentq.runs where (id, turn, 0) = (%s, %s, %s) and on_unknown is not null
+            """
+            self.watch.forbid(not self._ids(open_call, *place, *place), f"{name} ran after its result was saved")
         if name == "gated":
             approved = (
                 "select 1 from agentq.approvals where (run_id, turn, index) = (%s, %s, %s) and status = 'approved'"

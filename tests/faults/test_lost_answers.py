@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import event
-from sqlalchemy.exc import OperationalError
 
 from agentq import Agent, ToolMessage, UnavailableError, tool
 from agentq.providers.scripted import Call, Scripted
 from agentq.storage.database import Database
+from agentq.storage.sql import Connection
 from agentq.wire import BatchMessage, CallMessage
+from tests.engine.counting import observed
 from tests.engine.drain import Drain
 
 
@@ -21,19 +20,15 @@ def the_answer_is_lost(database: Database, table: str) -> Iterator[None]:
     """The next claim in ``table`` is made, and its connection is lost before the answer."""
     lost = [True]
 
-    def lose(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+    def lose(connection: Connection, statement: str) -> None:
         if lost and f"UPDATE agentq.{table}" in statement and "claimed_at = now()" in statement:
             lost.clear()
-            raise OperationalError(
-                "", {}, psycopg.OperationalError("server closed the connection"), connection_invalidated=True
-            )
+            connection.close()
+            raise psycopg.OperationalError("server closed the connection")
 
-    event.listen(database.engine, "after_cursor_execute", lose)
-    try:
+    with observed(database, lose):
         yield
-        assert not lost
-    finally:
-        event.remove(database.engine, "after_cursor_execute", lose)
+    assert not lost
 
 
 @pytest.mark.parametrize("calls", [1, 2])

@@ -31,7 +31,7 @@ def pgbouncer(
 
 @pytest.fixture
 def fleet(pgbouncer: PgBouncer, database: Database, redis_url: str, fleet_on: FleetOn) -> Iterator[SupervisedFleet]:
-    direct = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    direct = database.url
     pooled = Database(pgbouncer.url_of(direct))
     fleet = fleet_on(pooled, redis_url)
     fleet.both(concurrency=6)
@@ -45,7 +45,7 @@ def test_a_fleet_works_on_three_server_connections(fleet: SupervisedFleet, pgbou
 
     def all_ended() -> bool:
         nonlocal most
-        most = max(most, server_connections(pgbouncer, str(fleet.database.url.database)))
+        most = max(most, server_connections(pgbouncer, str(fleet.database.name)))
         return len(fleet.client.runs(status="completed")) == len(handles)
 
     fleet.until(all_ended, within=40)

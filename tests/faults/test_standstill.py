@@ -73,7 +73,7 @@ def test_a_worker_that_is_told_to_end_does_not_wait_for_a_postgres_that_stands_s
     fleet.began(8)
     with own_database.transaction() as holder:
         # All want to save at once, and each needs a connection for it.
-        holder.exec_driver_sql("lock table agentq.runs in exclusive mode")
+        holder.execute("lock table agentq.runs in exclusive mode")
         (fleet.folder / "go").touch()
         eventually(lambda: waiting_for_a_lock(own_postgres) >= 3, within=6)
     for handle in handles:

@@ -39,14 +39,14 @@ def test_with_110_000_runs_and_nothing_to_do_the_sweep_reads_a_few_pages_of_five
     assert {index for _, index in plan.scans if index} == INDEXES
     assert plan.buffers <= BUFFERS
     with full.transaction() as connection:
-        connection.exec_driver_sql(
+        connection.execute(
             "UPDATE agentq.runs SET sweep_at = now() WHERE id IN (SELECT 'waiting' || n FROM generate_series(1, 90) n)"
         )
     # The same also when there is something to find.
     assert {index for _, index in idle.plan(full).scans if index} == INDEXES
     with full.autocommit() as connection:
         assert len(leases.due(connection)) == 90
-        connection.exec_driver_sql("UPDATE agentq.runs SET sweep_at = NULL WHERE sweep_at IS NOT NULL")
+        connection.execute("UPDATE agentq.runs SET sweep_at = NULL WHERE sweep_at IS NOT NULL")
 
 
 @pytest.mark.slow

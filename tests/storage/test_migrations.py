@@ -7,14 +7,18 @@ from contextlib import closing
 
 import psycopg
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
-from agentq import SchemaOutdatedError, UnavailableError
+from agentq import Agent, SchemaOutdatedError, ToolMessage, UnavailableError, UserMessage, tool
 from agentq.errors import ConfigError
+from agentq.providers.scripted import Scripted
 from agentq.storage import migrate
 from agentq.storage.database import Database
 from agentq.storage.schema import SCHEMA, metadata
+from agentq.wire import StepMessage
+from tests.engine.drain import Drain
 
 NewDatabase = Callable[[], str]
 
@@ -32,7 +36,7 @@ def test_a_database_without_the_schema_is_refused_and_the_command_is_named(new_d
 def test_a_query_on_a_database_without_the_schema_says_what_to_do(new_database_url: NewDatabase) -> None:
     database = Database(new_database_url())
     with pytest.raises(SchemaOutdatedError, match="agentq db upgrade"), database.autocommit() as connection:
-        connection.exec_driver_sql("select * from agentq.runs")
+        connection.execute("select * from agentq.runs")
     database.dispose()
 
 
@@ -40,7 +44,7 @@ def test_a_schema_newer_than_this_release_is_refused(new_database_url: NewDataba
     database = Database(new_database_url())
     migrate.upgrade(database)
     with database.transaction() as connection:
-        connection.exec_driver_sql("update agentq.alembic_version set version_num = '9999'")
+        connection.execute("update agentq.alembic_version set version_num = '9999'")
     for refused in (migrate.check, migrate.upgrade):
         with pytest.raises(SchemaOutdatedError, match="newer than this release"):
             refused(database)
@@ -56,6 +60,74 @@ def test_deployments_that_upgrade_at_the_same_moment_do_not_meet(new_database_ur
     assert [process.returncode for process in processes] == [0] * 4
 
 
+# A run that release 0003 left when its model had asked for one call.
+OF_0003 = (
+    """
+    INSERT INTO agentq.runs (id, agent, status, phase, seq, turn, depth, progress, context, tags, message_count,
+                             event_count, open_calls, queue, timeout_secs, due_at, sweep_at)
+    VALUES ('run_old', 'test', 'running', 'tools', 1, 1, 0, '{"version":1,"limits":{},"model_calls":1,"tool_calls":1,
+            "usage":{"input_tokens":5,"output_tokens":3}}', '{}', '{}', 3, 2, 1, 'agentq.tools', 60, now(), now())
+    """,
+    """
+    INSERT INTO agentq.messages (run_id, position, payload) VALUES ('run_old', 0, '{"role":"user","text":"go"}'),
+        ('run_old', 1, '{"role":"assistant","calls":[{"id":"call_a","name":"act","arguments":"{}"}]}')
+    """,
+    """
+    INSERT INTO agentq.events (run_id, number, type, data) VALUES ('run_old', 1, 'run.enqueued', '{"agent":"test"}'),
+        ('run_old', 2, 'step', '{"phase":"model","seq":0,"input_tokens":5,"output_tokens":3}')
+    """,
+    """
+    INSERT INTO agentq.tool_calls (run_id, turn, index, position, call_id, tool, kind, queue, timeout_secs, on_unknown,
+                                   needs_approval, status)
+    VALUES ('run_old', 1, 0, 2, 'call_a', 'act', 'tool', 'agentq.tools', 60, 'report', false, 'pending')
+    """,
+)
+
+
+def test_a_run_of_an_older_release_goes_on_after_the_upgrade(new_database_url: NewDatabase) -> None:
+    @tool
+    def act() -> str:
+        """Act."""
+        return "acted"
+
+    database = Database(new_database_url())
+    config = migrate._config()
+    with migrate.connected(database) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+    with database.transaction() as rows:
+        for statement in OF_0003:
+            rows.execute(statement)
+    migrate.upgrade(database)
+    drain = Drain(database, Agent("test", model=Scripted(["unused", "done"]), tools=[act]))
+    handle = drain.client.handle("run_old")
+    drain.do(StepMessage("run_old", 1))
+    drain.work()
+    assert handle.result().text == "done"
+    asked, _, back, _ = handle.messages()
+    assert asked == UserMessage(text="go")
+    assert isinstance(back, ToolMessage)
+    assert (back.result.call_id, back.result.text) == ("call_a", "acted")
+    assert [event.number for event in handle.events(follow=False)] == [1, 2, 3, 4, 5]
+    run = handle.run()
+    assert (run.model_calls, run.tool_calls, (run.usage.input_tokens or 0) > 5) == (2, 1, True)
+    database.dispose()
+
+
+def test_what_a_deleted_run_has_left_is_deleted_with_it(database: Database) -> None:
+    test = Agent("test", model=Scripted(["done"] * 2))
+    drain = Drain(database, test)
+    gone, kept = drain.enqueue(test), drain.enqueue(test)
+    drain.work()
+    with database.autocommit() as connection:
+        connection.execute("DELETE FROM agentq.runs WHERE id = %s", (gone.id,))
+        left = connection.execute("SELECT DISTINCT run_id FROM agentq.messages UNION SELECT run_id FROM agentq.events")
+        assert left.scalars() == [kept.id]
+        assert connection.execute("SELECT count(DISTINCT run) FROM agentq.journal").scalar() == 1
+        connection.execute("TRUNCATE agentq.runs CASCADE")
+        assert connection.execute("SELECT count(*) FROM agentq.journal").scalar() == 0
+
+
 def test_the_printed_sql_makes_the_same_schema(new_database_url: NewDatabase) -> None:
     url = new_database_url()
     with closing(psycopg.connect(url, autocommit=True)) as connection:
@@ -66,7 +138,7 @@ def test_the_printed_sql_makes_the_same_schema(new_database_url: NewDatabase) ->
 
 
 def test_the_revisions_make_what_the_queries_expect(migrated_database: Database) -> None:
-    with migrated_database.transaction() as connection:
+    with migrate.connected(migrated_database) as connection:
         options = {
             "version_table_schema": SCHEMA,
             "include_schemas": True,
@@ -82,7 +154,7 @@ def test_the_revisions_make_what_the_queries_expect(migrated_database: Database)
         ("not a url", "is not a URL"),
         ("mysql://root@localhost/x", "must be a Postgres URL, not mysql"),
         ("", "is not a URL"),
-        ("postgresql://me@/x?host=/tmp&port=5432?options=x", "is not a URL"),
+        ("postgresql://me@/x?host=/tmp&port=5432?options=x", "AGENTQ_DATABASE_URL: extra key"),
         ("postgresql://localhost:abc/x", "is not a URL"),
         ("postgresql://[::1/x", "is not a URL"),
         ("postgresql://localhost/x?foo=bar", "foo"),

@@ -1,9 +1,9 @@
 """Statements are prepared where the connection is the server's own, and never behind a pooler."""
 
 import pytest
-from sqlalchemy import text
 
 from agentq.storage.database import PREPARE_THRESHOLD, Database
+from agentq.storage.sql import text
 from tests import services
 from tests.services import Services
 
@@ -16,7 +16,7 @@ def prepared(database: Database, statement: str) -> int:
         for number in range(OFTEN):
             assert connection.execute(text(statement), {"n": number}).scalar() == number
         known = text("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE :some")
-        return int(connection.execute(known, {"some": "%one of ours%"}).scalar_one())
+        return int(connection.execute(known, {"some": "%one of ours%"}).scalar())
 
 
 def test_what_is_executed_often_is_planned_once(service_urls: Services, database: Database) -> None:

@@ -23,6 +23,7 @@ CODES = {
     "UnknownAgentError": "unknown_agent",
     "SchemaOutdatedError": "schema_outdated",
     "UnavailableError": "unavailable",
+    "ConnectionLost": "connection_lost",
     "LockedError": "locked",
     "RunError": "run_error",
     "RunNotFoundError": "run_not_found",
@@ -50,7 +51,7 @@ PROVIDER_CODES = {
     "provider_bad_call": True,
     "provider_reply_invalid": True,
 }
-RETRYABLE = {"locked", "unavailable", "wait_timeout", "thread_busy"}
+RETRYABLE = {"connection_lost", "locked", "unavailable", "wait_timeout", "thread_busy"}
 
 
 def all_errors() -> list[type[AgentqError]]:

@@ -78,7 +78,7 @@ class Fleet:
     @property
     def settings(self) -> Settings:
         return Settings(
-            database_url=self.database.url.set(drivername="postgresql").render_as_string(hide_password=False),
+            database_url=self.database.url,
             broker_url=self.broker_url,
             agents=str(self.agents),
             queue=self.queue,

@@ -13,7 +13,7 @@ from agentq.storage.database import Database
 
 @pytest.fixture
 def client(database: Database, embedded_broker_url: str) -> Iterator[Client]:
-    url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    url = database.url
     with Client(settings=Settings(database_url=url, broker_url=embedded_broker_url)) as opened:
         yield opened
 

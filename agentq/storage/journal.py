@@ -1,0 +1,99 @@
+"""The journal: what each commit added to a run, its messages and its events, in one row.
+
+A row is numbered as its last event, and has one at least. It is JSON text, ``[[type, data], …]`` and ``[[position,
+message], …]``, which Postgres only passes on. An event does not repeat what the message beside it says: it has the
+message's place in the row then, ``[type, data, place]``. The views ``agentq.messages`` and ``agentq.events`` are for
+reading: they have a row for each, with all there is to say.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentq.messages import AssistantMessage, Message, ToolMessage, ToolResult, dump_message, load_messages
+from agentq.run import Event
+from agentq.storage.rows import dump
+from agentq.storage.sql import Connection, text
+
+# A message, and its place among those of its run.
+Placed = tuple[int, Message]
+
+_COLUMNS = "agentq.journal (run, number, events, messages)"
+
+# For a statement that has the run's row, with its new count of events, as ``run``.
+ADD = f"INSERT INTO {_COLUMNS} SELECT run.number, run.event_count, :happened, :said FROM run"
+
+_ADD = text(f"INSERT INTO {_COLUMNS} VALUES (:run, :number, :happened, :said)")
+
+# Of a run whose id is given.
+IS_OF_RUN = "j.run = (SELECT number FROM agentq.runs WHERE id = :run_id)"
+# A row whose number is too low has no event that is not.
+_EVENTS = text(f"""
+    SELECT e.number, e.type, e.data, j.at FROM agentq.journal j CROSS JOIN agentq.events_of(j) e
+    WHERE {IS_OF_RUN} AND j.number > :after AND e.number > :after ORDER BY e.number
+""")
+
+
+@dataclass(frozen=True)
+class NewEvent:
+    """What happened; ``data`` never holds a prompt or a result."""
+
+    type: str
+    data: dict[str, Any]
+
+
+def entry(events: Sequence[NewEvent], messages: Sequence[Placed] = ()) -> dict[str, Any]:
+    """The values of ADD, and how many ``events`` there are."""
+    first = messages[0][1] if messages else None
+    happened = dump([_short(event, first) for event in events])
+    return {"events": len(events), "happened": happened, "said": _dump_messages(messages) if messages else None}
+
+
+def _short(event: NewEvent, message: Message | None) -> list[Any]:
+    facts = _facts(event.type, message)
+    if not facts or not facts.items() <= event.data.items():
+        return [event.type, event.data]
+    return [event.type, {name: value for name, value in event.data.items() if name not in facts}, 0]
+
+
+def _facts(kind: str, message: Message | None) -> dict[str, Any]:
+    """What an event says of the message beside it; the same as the function ``agentq.facts`` in the database."""
+    is_step = kind == "step"
+    match message:
+        case AssistantMessage():
+            calls = [call.name for call in message.calls]
+            phase = {"phase": "model"} if is_step else {}
+            return {"provider": message.provider, "model": message.model, "calls": calls} | phase
+        case ToolMessage():
+            return call_data(message.result) | ({"phase": "tools"} if is_step else {})
+        case _:
+            return {}
+
+
+def call_data(result: ToolResult) -> dict[str, Any]:
+    """What events say of a call's result."""
+    return {"tool": result.name, "status": result.status} | ({"code": result.code} if result.code else {})
+
+
+def _dump_messages(messages: Sequence[Placed]) -> str:
+    return f"[{','.join(f'[{position},{dump_message(message)}]' for position, message in messages)}]"
+
+
+def add(
+    connection: Connection, run: int, count: int, events: Sequence[NewEvent], messages: Sequence[Placed] = ()
+) -> None:
+    """Write what happened to the run of this number; the caller's UPDATE has counted the events up to ``count``."""
+    values = entry(events, messages)
+    connection.execute(_ADD, {"run": run, "number": count, "happened": values["happened"], "said": values["said"]})
+
+
+def messages_in(texts: Iterable[str]) -> list[Placed]:
+    """The messages of some rows."""
+    return [placed for said in texts for placed in load_messages(said)]
+
+
+def events(connection: Connection, run_id: str, *, after: int) -> list[Event]:
+    """A run's events whose numbers are higher than ``after``."""
+    rows = connection.execute(_EVENTS, {"run_id": run_id, "after": after})
+    return [Event(run_id, row.number, row.type, row.at, json.loads(row.data)) for row in rows]
