@@ -43,6 +43,9 @@ class Transcripts:
         with self._lock:
             known = self._known.get(snapshot.run_id, _Known())
             own, earlier, number = dict(known.messages), known.earlier, known.number
+        if len(own) < snapshot.message_count and number >= snapshot.event_count:
+            # A model never sees a transcript with gaps, whatever was thought to be known.
+            number = 0
         if number < snapshot.event_count or earlier is None:
             with self._database.autocommit() as connection:
                 if earlier is None and snapshot.thread_id is not None:

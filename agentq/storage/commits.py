@@ -77,7 +77,9 @@ _CLOSED = """UPDATE agentq.tool_calls c SET
 _NO_MORE_QUESTIONS = """UPDATE agentq.approvals a SET status = 'closed', decided_at = now()
     FROM run WHERE a.run_id = run.id AND a.status = 'pending'"""
 
-_STANDS_AT = text("SELECT seq FROM agentq.runs WHERE id = :run_id AND lease_token IS NOT DISTINCT FROM :token")
+_STANDS_AT = text("""
+    SELECT seq, event_count FROM agentq.runs WHERE id = :run_id AND lease_token IS NOT DISTINCT FROM :token
+""")
 _ASK_CALL = text("""
     UPDATE agentq.tool_calls SET
         status = 'asked', lease_token = NULL, lease_until = NULL, sweep_at = NULL,
@@ -157,8 +159,7 @@ def commit(
     )
     row = connection.execute(statement, values).first()
     if row is None:
-        _refused(connection, snapshot, token)
-        return snapshot
+        return _saved_before(connection, snapshot, token)
     for call in transition.approvals:
         ask(connection, snapshot, call, (arguments or {})[call.index])
     return replace(snapshot, age_secs=row.age_secs, event_count=row.event_count)
@@ -200,13 +201,14 @@ def _run_values(transition: Transition) -> dict[str, Any]:
     }
 
 
-def _refused(connection: Connection, snapshot: Snapshot, token: UUID | None) -> None:
-    """Say why nothing was written; nothing is said where an earlier try was, whose answer was lost."""
-    stands_at = connection.execute(_STANDS_AT, {"run_id": snapshot.run_id, "token": token}).scalar()
-    if stands_at == snapshot.seq - 1:
+def _saved_before(connection: Connection, snapshot: Snapshot, token: UUID | None) -> Snapshot:
+    """The run where an earlier try was saved, whose answer was lost; else it is said why nothing was written."""
+    row = connection.execute(_STANDS_AT, {"run_id": snapshot.run_id, "token": token}).first()
+    if row is not None and row.seq == snapshot.seq - 1:
         raise CancelRequested
-    if stands_at != snapshot.seq or token is None:
+    if row is None or row.seq != snapshot.seq or token is None:
         raise LeaseLost(f"run {snapshot.run_id}: step {snapshot.seq - 1} belongs to another process or is history")
+    return replace(snapshot, event_count=row.event_count)
 
 
 def _call_values(call: OpenCall, result: Any) -> dict[str, Any]:

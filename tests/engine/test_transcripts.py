@@ -104,3 +104,10 @@ def test_a_transcript_that_is_larger_than_all_memory_is_read_each_time(database:
 def test_a_run_that_has_ended_is_forgotten(database: Database) -> None:
     drain, snapshot = talk(database, 2)
     assert snapshot.run_id not in drain.engine.services.transcripts._known
+
+
+def test_a_gap_in_what_was_thought_to_be_known_is_read_again(database: Database) -> None:
+    _, snapshot = talk(database, 3)
+    whole, transcripts = Transcripts(database).read(snapshot), Transcripts(database)
+    transcripts._keep(snapshot.run_id, (), dict(enumerate(whole[:3])), snapshot.event_count)
+    assert transcripts.read(snapshot) == whole
