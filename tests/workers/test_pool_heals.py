@@ -26,8 +26,16 @@ def test_a_pool_of_which_every_idle_process_was_killed_goes_on(fleet: Fleet) -> 
 
 
 def _is_replaced(parent: psutil.Process, gone: int, count: int) -> bool:
-    alive = [child.pid for child in parent.children() if child.status() != psutil.STATUS_ZOMBIE]
+    alive = [child.pid for child in parent.children() if _is_alive(child)]
     return len(alive) == count and gone not in alive
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        # Buried by its parent since it was listed.
+        return False
 
 
 def test_a_worker_that_stops_waits_for_a_tool_in_a_process_that_was_started_later(fleet: Fleet) -> None:
