@@ -227,7 +227,7 @@ class Engine(Control):
         return following, committed.begin()
 
     def _by(self, claim: Claim) -> dict[str, Any]:
-        """What an event says of the process and the attempt, where that is worth a word: see docs/guide.md."""
+        """What an event says of the process and the attempt, where that is worth a word: see docs/internals.md."""
         worker = {} if claim.follows else {"worker": self.services.worker}
         return worker | ({"attempt": claim.attempt} if claim.attempt > 1 else {})
 

@@ -253,7 +253,7 @@ def finish(
     """
     message = ToolMessage(result=result)
     values = ref.__dict__ | {"asked": int(was_asked), "token": token, "code": result.code or "success"}
-    values |= {"happened": journal.entry([event], [(0, message)])["happened"], "message": dump_message(message)}
+    values |= {"happened": journal.happened([event], message), "message": dump_message(message)}
     row = connection.execute(_FINISH, values).first()
     if row is None:
         raise LeaseLost(f"run {ref.run_id}: the batch of turn {ref.turn} is history")

@@ -28,6 +28,7 @@ _NOTICE_A_DEAD_PEER = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
+_NO_URL = "AGENTQ_DATABASE_URL is not a URL; it looks like postgresql://user@host:5432/name"
 
 
 def _parse(url: str) -> tuple[str, dict[str, Any]]:
@@ -37,7 +38,7 @@ def _parse(url: str) -> tuple[str, dict[str, Any]]:
         if scheme and scheme not in ("postgresql", "postgres"):
             raise ConfigError(f"AGENTQ_DATABASE_URL must be a Postgres URL, not {scheme}://")
         if not scheme or "://" not in url:
-            raise ValueError(url)
+            raise ConfigError(_NO_URL)
         plain = f"postgresql://{url.split('://', 1)[1]}"
         parts = conninfo_to_dict(plain)
         # libpq looks at it only when it connects.
@@ -45,9 +46,13 @@ def _parse(url: str) -> tuple[str, dict[str, Any]]:
             int(port or 0)
         return plain, parts
     except psycopg.ProgrammingError as error:
-        raise ConfigError(f"AGENTQ_DATABASE_URL: {str(error).strip().splitlines()[0]}") from error
-    except ValueError as error:
-        raise ConfigError("AGENTQ_DATABASE_URL is not a URL; it looks like postgresql://user@host:5432/name") from error
+        reason = str(error).strip().splitlines()[0]
+        # What libpq says of any other part may show the password, or all of the URL.
+        if "URI query parameter" in reason and "@" not in url.partition("?")[2]:
+            raise ConfigError(f"AGENTQ_DATABASE_URL: {reason}") from None
+        raise ConfigError(_NO_URL) from None
+    except ValueError:
+        raise ConfigError(_NO_URL) from None
 
 
 class Database:

@@ -9,12 +9,14 @@ reading: they have a row for each, with all there is to say.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from agentq.messages import AssistantMessage, Message, ToolMessage, ToolResult, dump_message, load_messages
 from agentq.run import Event
 from agentq.storage.rows import dump
-from agentq.storage.sql import Connection, text
+from agentq.storage.sql import Connection, Row, text
 
 # A message, and its place among those of its run.
 Placed = tuple[int, Message]
@@ -46,8 +48,13 @@ class NewEvent:
 def entry(events: Sequence[NewEvent], messages: Sequence[Placed] = ()) -> dict[str, Any]:
     """The values of ADD, and how many ``events`` there are."""
     first = messages[0][1] if messages else None
-    happened = dump([_short(event, first) for event in events])
-    return {"events": len(events), "happened": happened, "said": _dump_messages(messages) if messages else None}
+    said = _dump_messages(messages) if messages else None
+    return {"events": len(events), "happened": happened(events, first), "said": said}
+
+
+def happened(events: Sequence[NewEvent], beside: Message | None) -> str:
+    """The text of events with a message beside them."""
+    return dump([_short(event, beside) for event in events])
 
 
 def _short(event: NewEvent, message: Message | None) -> list[Any]:
@@ -86,6 +93,14 @@ def add(
     """Write what happened to the run of this number; the caller's UPDATE has counted the events up to ``count``."""
     values = entry(events, messages)
     connection.execute(_ADD, {"run": run, "number": count, "happened": values["happened"], "said": values["said"]})
+
+
+def messages_of_runs(rows: Iterable[Row]) -> tuple[Message, ...]:
+    """The messages of runs that follow each other: rows of the journal with ``thread_position``, in its order."""
+    found: list[Message] = []
+    for _, of_run in groupby(rows, key=attrgetter("thread_position")):
+        found += [message for _, message in sorted(messages_in(row.messages for row in of_run), key=itemgetter(0))]
+    return tuple(found)
 
 
 def messages_in(texts: Iterable[str]) -> list[Placed]:

@@ -32,7 +32,10 @@ _APPROVALS = text("""
     WHERE (CAST(:run_id AS text) IS NULL OR run_id = :run_id) AND (CAST(:status AS text) IS NULL OR status = :status)
     ORDER BY requested_at, run_id, index, number LIMIT :limit
 """)
-_THREAD = text("SELECT id FROM agentq.runs WHERE thread_id = :thread_id ORDER BY thread_position")
+_THREAD = text("""
+    SELECT r.thread_position, j.messages FROM agentq.journal j JOIN agentq.runs r ON r.number = j.run
+    WHERE r.thread_id = :thread_id AND j.messages IS NOT NULL ORDER BY r.thread_position
+""")
 _WORKERS = text("""
     SELECT id, pool, queues, agents, started_at, seen_at FROM agentq.workers
     WHERE seen_at > now() - make_interval(secs => :alive_secs) ORDER BY id
@@ -114,8 +117,7 @@ def messages(connection: Connection, run_id: str) -> tuple[Message, ...]:
 
 
 def thread_messages(connection: Connection, thread_id: str) -> tuple[Message, ...]:
-    runs = connection.execute(_THREAD, {"thread_id": thread_id}).scalars()
-    return tuple(message for run_id in runs for message in messages(connection, run_id))
+    return journal.messages_of_runs(connection.execute(_THREAD, {"thread_id": thread_id}))
 
 
 def events(connection: Connection, run_id: str, *, after: int = 0) -> list[Event]:

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter, itemgetter
 from uuid import UUID, uuid4
 
 from pydantic import ValidationError
@@ -184,12 +182,7 @@ def open_calls(connection: Connection, run_id: str) -> tuple[OpenCall, ...]:
 
 def earlier_messages(connection: Connection, run_id: str, thread_id: str) -> tuple[Message, ...]:
     """The messages of the runs before this one on its thread."""
-    rows = connection.execute(_EARLIER, {"run_id": run_id, "thread_id": thread_id}).all()
-    found: list[Message] = []
-    for _, of_run in groupby(rows, key=attrgetter("thread_position")):
-        placed = journal.messages_in(row.messages for row in of_run)
-        found += [message for _, message in sorted(placed, key=itemgetter(0))]
-    return tuple(found)
+    return journal.messages_of_runs(connection.execute(_EARLIER, {"run_id": run_id, "thread_id": thread_id}))
 
 
 def messages_after(connection: Connection, run_id: str, after: int) -> dict[int, Message]:

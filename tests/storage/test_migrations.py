@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import closing
 
@@ -163,6 +164,24 @@ def test_the_revisions_make_what_the_queries_expect(migrated_database: Database)
 def test_a_wrong_url_is_one_clear_line(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         Database(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:geheim%zz@127.0.0.1/x",
+        "postgresql://me:geheim@[::1]x/x",
+        "postgresql://me:geheim/x",
+        "//me:geheim@127.0.0.1/x",
+        "postgresql://me:geheim@[::1/x",
+        "postgresql://me:geheim@127.0.0.1:abc/x",
+    ],
+)
+def test_what_is_said_of_a_wrong_url_does_not_show_its_password(url: str) -> None:
+    with pytest.raises(ConfigError, match="is not a URL") as caught:
+        Database(url)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "geheim" not in shown.replace(url, "")
 
 
 def test_an_unreachable_server_is_one_clear_line_without_the_password() -> None:
