@@ -88,14 +88,17 @@ class Drain:
     def sweep(self) -> int:
         return sweep(self.engine)
 
-    def age(self, seconds: float) -> None:
-        """Let time pass for everything that is stored: leases, due times and what the sweep waits for."""
+    def age(self, seconds: float, *, past_a_crash: bool = False) -> None:
+        """Let time pass for everything that is stored: leases, due times and what the sweep waits for.
+
+        Not back to the server's last crash or start, which means something of its own (see ``Claim.forgotten``),
+        unless ``past_a_crash``: for who reads how long something has waited, on a server that has just been started.
+        """
         columns = {
             "runs": ("lease_until", "sweep_at", "due_at", "claimed_at"),
             "tool_calls": ("lease_until", "sweep_at", "announced_at", "claimed_at"),
         }
-        # Not back to the server's last crash or before it: that means something of its own, see Claim.forgotten.
-        last_crash = "pg_stat_get_bgwriter_stat_reset_time()"
+        last_crash = "'-infinity'::timestamptz" if past_a_crash else "pg_stat_get_bgwriter_stat_reset_time()"
         aged = f"greatest({{0}} - make_interval(secs => {{1}}), least({{0}}, {last_crash} + interval '1 ms'))"
         with self.database.transaction() as connection:
             for table, names in columns.items():

@@ -60,7 +60,7 @@ def test_no_healthy_situation_is_taken_for_stuck(stage: Stage, situation: Situat
     assert stuck_runs(stage.database) == {}
     assert not any(run.is_stuck for run in everything(handle.why()))
     # Nor at any later time: nobody does anything, and leases and due times run out.
-    stage.drain.age(3600)
+    stage.drain.age(3600, past_a_crash=True)
     assert stuck_runs(stage.database) == {}
     assert not any(run.is_stuck for run in everything(handle.why()))
 
@@ -233,7 +233,7 @@ def test_long_overdue_work_that_no_running_worker_takes_is_told_apart(
 ) -> None:
     handle = make(stage)
     assert overdue(stage.database) == []
-    stage.drain.age(300)
+    stage.drain.age(300, past_a_crash=True)
     (found,) = overdue(stage.database)
     assert (found.agent, found.queue, found.runs, found.oldest) == (*WAITING_FOR_WORKERS[make], 1, handle.id)
     assert stuck_runs(stage.database) == {}
@@ -251,7 +251,7 @@ def test_a_run_put_off_by_workers_without_its_agent_is_overdue_however_often_it_
 
 def test_a_long_queue_that_workers_consume_is_not_told(stage: Stage) -> None:
     situations.queued(stage)
-    stage.drain.age(300)
+    stage.drain.age(300, past_a_crash=True)
     assert overdue(stage.database) == []
 
 
@@ -260,7 +260,7 @@ def test_runs_that_wait_for_the_same_worker_are_one_line(stage: Stage) -> None:
     stage.drain.age(10)
     for _ in range(4):
         stage.drain.enqueue(agent("hello"))
-    stage.drain.age(300)
+    stage.drain.age(300, past_a_crash=True)
     (found,) = overdue(stage.database)
     assert (found.runs, found.oldest) == (5, oldest.id)
 
