@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from agentq.arguments import problems
 from agentq.errors import ConfigError
-from agentq.hooks import Hooks
+from agentq.hooks import Hooks, by_moment
 from agentq.limits import Limits
 from agentq.memory import Memory
 from agentq.output import OUTPUT_TOOL, OutputSchema
@@ -85,6 +85,7 @@ class AgentSpec:
         self.limits = limits if isinstance(limits, Limits) else make_limits(Limits(), limits or {}, where)
         self.on_tool_exception = on_tool_exception
         self.hooks = _hooks(where, hooks)
+        self.listeners = by_moment(self.hooks)
         self.memory = memory
         self.model_settings = _settings(where, model_settings or {})
         self.model_timeout_secs = model_timeout_secs
@@ -96,12 +97,7 @@ class AgentSpec:
     @property
     def has_recall(self) -> bool:
         """Whether the recall step has anything to do."""
-        return self.memory is not None or any(type(h).before_model is not Hooks.before_model for h in self.hooks)
-
-    @property
-    def hears_end(self) -> bool:
-        """Whether any hook wants to know of a run's end."""
-        return any(type(hook).on_end is not Hooks.on_end for hook in self.hooks)
+        return self.memory is not None or bool(self.listeners["before_model"])
 
     def as_tool(self, *, name: str | None = None, description: str | None = None) -> Tool:
         """A tool that hands its ``input`` to this agent as a run of its own and returns that run's answer."""

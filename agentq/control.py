@@ -130,7 +130,7 @@ class Control:
         if snapshot.depth > 0 or snapshot.status != "completed":
             self.tell_family(snapshot.run_id)
         agent: AgentSpec | None = self.services.agents.get(snapshot.agent)
-        if agent is not None and agent.hears_end:
+        if agent is not None and agent.listeners["on_end"]:
             # Nobody waits for it: a hook that hangs must not hold up a worker, or its sweep.
             threading.Thread(target=_tell_hooks, args=(agent, snapshot), name="agentq-on-end", daemon=True).start()
 
@@ -185,7 +185,7 @@ def _epitaph(snapshot: Snapshot) -> str:
 
 def _tell_hooks(agent: AgentSpec, snapshot: Snapshot) -> None:
     with suppress(EndRun):
-        call_hooks(agent, lambda hook: hook.on_end(context(snapshot), snapshot.status), [])
+        call_hooks(agent, "on_end", lambda: (context(snapshot), snapshot.status), [])
 
 
 def _answer(call_id: str, tool: str, error: ErrorInfo | None, value: Any) -> ToolResult:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import Any
 from uuid import uuid4
@@ -80,8 +80,11 @@ class Engine(Control):
         stay = Stay(services.local_steps, services.may_stay)
         held: tuple[Claim, Snapshot] | None = (claim, snapshot)
         with self._letting_go(claim):
-            while held is not None:
-                held = copy_context().run(self._do_step, held[0], prepare(held[1], agent), agent, stay)
+            try:
+                while held is not None:
+                    held = copy_context().run(self._do_step, held[0], prepare(held[1], agent), agent, stay)
+            finally:
+                stay.tell(f"{run_id} {agent.name}")
 
     @contextmanager
     def _claiming(self, run_id: str, give_back: Callable[[], Again]) -> Iterator[Connection]:
@@ -151,7 +154,7 @@ class Engine(Control):
         with self.services.database.autocommit() as connection:
             leases.check(connection, claim.run_id, claim.token)
 
-    def _hold(self, claim: Claim, limit_secs: float) -> AbstractContextManager[Lease]:
+    def _hold(self, claim: Claim, limit_secs: float) -> Lease:
         heartbeat = self.services.heartbeat
         return heartbeat.hold(claim.token, claim.run_id, limit_secs=limit_secs, sure_until=claim.sure_until)
 
@@ -215,7 +218,10 @@ class Engine(Control):
         self.saver.send(wake_ups)
         self.services.probe("announced", snapshot.phase)
         where = committed.status if committed.status != "running" else committed.phase
-        logger.info("%s %s: %s, %s ms, then %s", snapshot.run_id, snapshot.agent, snapshot.phase, data.get("ms"), where)
+        if stay is not None:
+            stay.note(f"{snapshot.phase} {data['ms']} ms", where)
+        else:
+            logger.info("%s %s: %s, then %s", snapshot.run_id, snapshot.agent, snapshot.phase, where)
         self.after(committed)
         if committed.is_terminal:
             self.services.transcripts.forget(committed.run_id)
@@ -349,7 +355,7 @@ def prepare(snapshot: Snapshot, agent: AgentSpec) -> Snapshot:
         except ConfigError:
             # Checked when it was enqueued; a later release may know fewer limits.
             limits = agent.limits
-        snapshot = replace(snapshot, progress=progress.model_copy(update={"limits": limits}))
+        snapshot = replace(snapshot, progress=replace(progress, limits=limits))
     if snapshot.phase == "recall" and not agent.has_recall:
         snapshot = replace(snapshot, phase="model")
     return snapshot

@@ -4,9 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from types import TracebackType
 from uuid import UUID
 
 from agentq.errors import AgentqError, LeaseLost
@@ -19,28 +17,57 @@ logger = logging.getLogger(__name__)
 GRACE_SECS = 10.0
 
 
-@dataclass
 class Lease:
-    """One held lease; ``cancelled`` is set when somebody asked to cancel the run, or when the lease is lost.
+    """One lease, held in its ``with`` block; it is kept alive until ``until``, by the monotonic clock.
 
-    It is kept alive until ``until``, by the monotonic clock; for ``sure_until`` see Claim.
+    For ``sure_until`` see Claim.
     """
 
-    token: UUID
-    run_id: str
-    until: float
-    sure_until: float | None = None
-    spare_secs: float = 0.0
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    __slots__ = ("_heartbeat", "_is_cancelled", "_spare_secs", "run_id", "sure_until", "token", "until")
+
+    def __init__(
+        self,
+        heartbeat: "Heartbeat",
+        token: UUID,
+        run_id: str,
+        *,
+        limit_secs: float,
+        spare_secs: float,
+        sure_until: float | None,
+    ) -> None:
+        self._heartbeat = heartbeat
+        self._spare_secs = spare_secs
+        self.token = token
+        self.run_id = run_id
+        self.sure_until = sure_until
+        self.until = time.monotonic() + limit_secs + spare_secs
+        self._is_cancelled = False
+
+    def __enter__(self) -> "Lease":
+        self._heartbeat.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._heartbeat.drop(self)
+
+    def cancel(self) -> None:
+        """Somebody asked to cancel the run, or the lease is lost."""
+        self._is_cancelled = True
+
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled
 
     def begin(self, limit_secs: float) -> None:
         """Something begins that may take so long, be it after other things that have taken their time.
 
         Raises LeaseLost where those took so much that the lease was let go: somebody else has answered for it.
         """
-        if time.monotonic() > self.until:
+        now = time.monotonic()
+        if now > self.until:
             raise LeaseLost(f"run {self.run_id}: what went before took too long")
-        self.until = max(self.until, time.monotonic() + limit_secs + self.spare_secs)
+        self.until = max(self.until, now + limit_secs + self._spare_secs)
 
 
 class Heartbeat:
@@ -53,27 +80,26 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._pid = 0
 
-    @contextmanager
-    def hold(self, token: UUID, run_id: str, *, limit_secs: float, sure_until: float | None = None) -> Iterator[Lease]:
+    def hold(self, token: UUID, run_id: str, *, limit_secs: float, sure_until: float | None = None) -> Lease:
         """Keep one lease alive until some time after the limit, then let it go, so that the sweep finds what hangs.
 
         A tool's lease has then lasted longer than that of a worker that died within the limit: so they are told apart.
         """
         spare_secs = GRACE_SECS + self._lease_secs / 3
-        lease = Lease(token, run_id, time.monotonic() + limit_secs + spare_secs, sure_until, spare_secs)
-        self._add(lease)
-        try:
-            yield lease
-        finally:
-            with self._lock:
-                self._held.pop(token, None)
+        return Lease(self, token, run_id, limit_secs=limit_secs, spare_secs=spare_secs, sure_until=sure_until)
 
-    def _add(self, lease: Lease) -> None:
+    def add(self, lease: Lease) -> None:
+        """It is held from now on; called by its ``with`` block."""
         if self._pid != os.getpid():
             self._lock, self._held, self._pid = threading.Lock(), {}, os.getpid()
             threading.Thread(target=self._beat, name="agentq-heartbeat", daemon=True).start()
         with self._lock:
             self._held[lease.token] = lease
+
+    def drop(self, lease: Lease) -> None:
+        """It is held no longer."""
+        with self._lock:
+            self._held.pop(lease.token, None)
 
     def _beat(self) -> None:
         pause = threading.Event()
@@ -97,4 +123,4 @@ class Heartbeat:
                 connection, {token: lease.run_id for token, lease in held.items()}, lease_secs=self._lease_secs
             )
         for token in cancelled:
-            held[token].cancelled.set()
+            held[token].cancel()

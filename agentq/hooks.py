@@ -1,6 +1,7 @@
 """Hooks: user code beside the loop that may watch a run, or end it."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
 
 from agentq.context import RunContext
 from agentq.messages import AssistantMessage, ToolCall, ToolResult
@@ -36,3 +37,16 @@ class Hooks:
 
     def on_end(self, ctx: RunContext, status: str) -> None:
         """After the run has ended, in a thread of its own: at most once for each ending; a crash may lose it."""
+
+
+Moment = Literal["before_model", "after_model", "before_tool", "after_tool", "on_end"]
+
+
+def by_moment(hooks: Iterable[Hooks]) -> dict[Moment, tuple[Hooks, ...]]:
+    """Those of the hooks that have something to do at each moment."""
+    given = tuple(hooks)
+    return {moment: tuple(hook for hook in given if _is_overridden(hook, moment)) for moment in get_args(Moment)}
+
+
+def _is_overridden(hook: Hooks, moment: Moment) -> bool:
+    return getattr(getattr(hook, moment), "__func__", None) is not getattr(Hooks, moment)

@@ -35,7 +35,7 @@ def invoke(
     shape: Callable[[Any], T],
     *,
     timeout_secs: float,
-    cancelled: threading.Event,
+    is_cancelled: Callable[[], bool],
 ) -> T:
     """``shape`` of the function's value, both within the time limit.
 
@@ -50,7 +50,7 @@ def invoke(
         # Asked of the value: an async function may be hidden in a partial, an object or a decorator.
         if not inspect.iscoroutine(value):
             return context.run(shape, value)
-    value = _run_async(value, context, timeout_secs, cancelled)
+    value = _run_async(value, context, timeout_secs, is_cancelled)
     with _alarm(timeout_secs):
         return context.run(shape, value)
 
@@ -85,13 +85,16 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 def _run_async(
-    coroutine: Coroutine[Any, Any, Any], context: contextvars.Context, timeout_secs: float, cancelled: threading.Event
+    coroutine: Coroutine[Any, Any, Any],
+    context: contextvars.Context,
+    timeout_secs: float,
+    is_cancelled: Callable[[], bool],
 ) -> Any:
     future: Future[Any] = Future()
     loop = _loop()
 
     def start() -> None:
-        task = loop.create_task(_bounded(coroutine, timeout_secs, cancelled), context=context)
+        task = loop.create_task(_bounded(coroutine, timeout_secs, is_cancelled), context=context)
         task.add_done_callback(lambda done: _hand_over(done, future))
 
     loop.call_soon_threadsafe(start)
@@ -105,7 +108,7 @@ def _run_async(
         raise ToolTimeoutError from None
 
 
-async def _bounded(coroutine: Coroutine[Any, Any, Any], timeout_secs: float, cancelled: threading.Event) -> Any:
+async def _bounded(coroutine: Coroutine[Any, Any, Any], timeout_secs: float, is_cancelled: Callable[[], bool]) -> Any:
     task = asyncio.ensure_future(_shielded(coroutine))
     clock = asyncio.get_running_loop().time
     end = clock() + timeout_secs
@@ -116,7 +119,7 @@ async def _bounded(coroutine: Coroutine[Any, Any, Any], timeout_secs: float, can
             if task.cancelled():
                 raise RuntimeError("the tool cancelled itself")
             return task.result()
-        if cancelled.is_set():
+        if is_cancelled():
             await _stop(task)
             raise ToolCancelledError
     await _stop(task)

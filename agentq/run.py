@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BeforeValidator, TypeAdapter
 
 from agentq.errors import ErrorInfo
 from agentq.limits import Limits
@@ -31,14 +31,13 @@ def _known_limits(value: Any) -> Any:
     )
 
 
-class Progress(BaseModel):
+@dataclass(frozen=True)
+class Progress:
     """The part of a snapshot that only the loop reads: counts, usage, and which model is being tried."""
-
-    model_config = ConfigDict(frozen=True)
 
     version: Literal[1] = 1
     limits: Annotated[Limits | None, BeforeValidator(_known_limits)] = None
-    limit_overrides: dict[str, Any] = Field(default_factory=dict)
+    limit_overrides: dict[str, Any] = field(default_factory=dict)
     model_calls: int = 0
     tool_calls: int = 0
     invalid_outputs: int = 0
@@ -48,10 +47,19 @@ class Progress(BaseModel):
     model_tries: int = 0
     facts: tuple[str, ...] = ()
 
-    @model_serializer(mode="wrap")
-    def _with_version(self, rest: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # Stored without its defaults, but a later release must be able to tell which release stored it.
-        return {"version": self.version, **rest(self)}
+
+_PROGRESS = TypeAdapter(Progress)
+
+
+def dump_progress(progress: Progress, *, exclude: set[str] | None = None) -> str:
+    """JSON text without what is as usual, but for its version: a later release can tell which release stored it."""
+    rest = _PROGRESS.dump_json(progress, exclude=exclude, exclude_defaults=True).decode()[1:]
+    return f'{{"version":{progress.version}{"," if rest != "}" else ""}{rest}'
+
+
+def load_progress(text: str) -> Progress:
+    """Raises pydantic's ValidationError for that of a release that is not understood here."""
+    return _PROGRESS.validate_json(text)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def _go(snapshot: Snapshot, phase: Phase, *, delay_secs: float = 0.0) -> Transit
 
 
 def _progress(snapshot: Snapshot, **changes: Any) -> Snapshot:
-    return replace(snapshot, progress=snapshot.progress.model_copy(update=changes))
+    return replace(snapshot, progress=replace(snapshot.progress, **changes))
 
 
 def _append(snapshot: Snapshot, *messages: Message) -> tuple[Snapshot, tuple[tuple[int, Message], ...]]:

@@ -92,13 +92,19 @@ def looked_up(script: Script, run: str, item: int, part: int) -> dict[str, Any]:
 
 
 def ask_model(script: Script, run: str, turn: int) -> dict[str, Any]:
-    time.sleep(script.model_secs)
+    _spend(script.model_secs)
     return answer(script, run, turn)
 
 
 def call_tool(script: Script, run: str, item: int, part: int) -> dict[str, Any]:
-    time.sleep(script.secs_of(part))
+    _spend(script.secs_of(part))
     return looked_up(script, run, item, part)
+
+
+def _spend(secs: float) -> None:
+    # No time is none: to sleep for it takes the kernel as long as a step's other half.
+    if secs > 0:
+        time.sleep(secs)
 
 
 async def ask_model_async(script: Script, run: str, turn: int) -> dict[str, Any]:

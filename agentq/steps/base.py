@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from agentq.agent import AgentSpec
 from agentq.context import RunContext
-from agentq.hooks import EndRun, Hooks
+from agentq.hooks import EndRun, Moment
 from agentq.outcomes import Outcome
 from agentq.run import Snapshot
 from agentq.text import told
@@ -54,11 +54,11 @@ def context(snapshot: Snapshot, **call: Any) -> RunContext:
     )
 
 
-def call_hooks(agent: AgentSpec, call: Callable[[Hooks], None], faults: list[str]) -> None:
-    """Call every hook; EndRun passes, anything else is noted in ``faults`` and changes nothing."""
-    for hook in agent.hooks:
+def call_hooks(agent: AgentSpec, moment: Moment, given: Callable[[], tuple[Any, ...]], faults: list[str]) -> None:
+    """Call the hooks of a moment; EndRun passes, anything else is noted in ``faults`` and changes nothing."""
+    for hook in agent.listeners[moment]:
         try:
-            guarded(partial(call, hook))
+            guarded(partial(getattr(hook, moment), *given()))
         except EndRun:
             raise
         except Exception as error:

@@ -49,7 +49,7 @@ def _replied(snapshot: Snapshot, agent: AgentSpec, reply: ModelReply, data: dict
     usage = {"input_tokens": reply.usage.input_tokens, "output_tokens": reply.usage.output_tokens}
     data = data | usage | {"calls": [call.name for call in message.calls]}
     try:
-        call_hooks(agent, lambda hook: hook.after_model(context(snapshot), message), faults)
+        call_hooks(agent, "after_model", lambda: (context(snapshot), message), faults)
     except EndRun as end:
         return Done(HookEnded(end.output, message, reply.usage), data)
     if faults:

@@ -1,5 +1,7 @@
 """Look at a reply's calls before any runs: which tool, fit arguments, unique ids, what a structured answer is worth."""
 
+from operator import is_
+
 from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
 from agentq.limits import MAX_CALLS_PER_REPLY, MAX_DEPTH
@@ -15,8 +17,12 @@ _MAX_ID_CHARS = 1_000
 
 def with_ids(message: AssistantMessage, turn: int) -> AssistantMessage:
     """The reply with an id of its own on each call: some servers send none, or the same one twice."""
+    if not message.calls:
+        return message
     bounded = [_bounded(call) for call in message.calls]
     asked = {call.id for call in bounded}
+    if len(asked) == len(bounded) and "" not in asked and all(map(is_, bounded, message.calls)):
+        return message
     made: set[str] = set()
     calls = []
     for index, call in enumerate(bounded):

@@ -22,7 +22,7 @@ def recall(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done:
     ctx = context(snapshot)
     faults: list[str] = []
     try:
-        call_hooks(agent, lambda hook: hook.before_model(ctx), faults)
+        call_hooks(agent, "before_model", lambda: (ctx,), faults)
     except EndRun as end:
         return Done(HookEnded(output=end.output))
     facts = _facts(snapshot, agent, services, faults)

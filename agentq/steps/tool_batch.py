@@ -77,7 +77,7 @@ def run_call(
     ctx = context(snapshot, call_id=call.call_id, idempotency_key=ref.idempotency_key, attempt=attempt)
     faults: list[str] = []
     try:
-        call_hooks(agent, lambda hook: hook.before_tool(ctx, asked), faults)
+        call_hooks(agent, "before_tool", lambda: (ctx, asked), faults)
     except EndRun as end:
         return CallDone(ToolResult.error(asked, "cancelled", "Not run: a hook ended the run."), HookEnded(end.output))
     call = replace(call, timeout_secs=_bounded(call, snapshot))
@@ -85,7 +85,7 @@ def run_call(
     done = probed if probed and probed.probe != NOT_HAPPENED else _run(asked, call, agent, ctx, lease)
     done = replace(done, probe=probed.probe) if probed else done
     try:
-        call_hooks(agent, lambda hook: hook.after_tool(ctx, done.result), faults)
+        call_hooks(agent, "after_tool", lambda: (ctx, done.result), faults)
     except EndRun as end:
         return replace(done, ends=HookEnded(end.output))
     return done
@@ -125,7 +125,7 @@ def _probe(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, l
     try:
         arguments = tool.probe.bind(tool.parameters.parse(asked.arguments), ctx)
         answer = invoke(
-            tool.probe.function, arguments, _answer, timeout_secs=call.timeout_secs, cancelled=lease.cancelled
+            tool.probe.function, arguments, _answer, timeout_secs=call.timeout_secs, is_cancelled=lease.is_cancelled
         )
     except (Exception, SystemExit, ToolTimeoutError) as error:
         if is_stopped(error):
@@ -173,7 +173,7 @@ def _run(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lea
 
 def _success(asked: ToolCall, tool: Tool, call: OpenCall, ctx: RunContext, lease: Lease) -> ToolResult:
     arguments = tool.bind(tool.parameters.parse(asked.arguments), ctx)
-    text = invoke(tool.function, arguments, to_text, timeout_secs=call.timeout_secs, cancelled=lease.cancelled)
+    text = invoke(tool.function, arguments, to_text, timeout_secs=call.timeout_secs, is_cancelled=lease.is_cancelled)
     return ToolResult(call_id=asked.id, name=asked.name, text=text)
 
 

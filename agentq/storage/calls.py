@@ -189,7 +189,7 @@ def claim(
     """Take one announced call; None when it is taken, done, or history. Needs an autocommit connection."""
     token = token or uuid4()
     values = {"run_id": run_id, "seq": seq, "index": index, "token": token, "lease_secs": lease_secs, "worker": worker}
-    row = connection.execute(_CLAIM, values).first()
+    row = connection.first(_CLAIM, values)
     return None if row is None else _asked(_claimed(row, token), last_reply(row.said))
 
 
@@ -254,7 +254,7 @@ def finish(
     message = ToolMessage(result=result)
     values = ref.__dict__ | {"asked": int(was_asked), "token": token, "code": result.code or "success"}
     values |= {"happened": journal.happened([event], message), "message": dump_message(message)}
-    row = connection.execute(_FINISH, values).first()
+    row = connection.first(_FINISH, values)
     if row is None:
         raise LeaseLost(f"run {ref.run_id}: the batch of turn {ref.turn} is history")
     if row.position is None:
@@ -314,7 +314,7 @@ def take_next(connection: Connection, snapshot: Snapshot, lane: Lane) -> Claimed
     """Claim the next pending call for the process whose lane has become free; None when it is not for that process."""
     values = {name: value for name, value in lane.__dict__.items() if name != "reply"}
     values |= {"run_id": snapshot.run_id, "turn": snapshot.turn}
-    row = connection.execute(_TAKE_NEXT, values).first()
+    row = connection.first(_TAKE_NEXT, values)
     if row is None:
         return None
     call = to_open_call(row)

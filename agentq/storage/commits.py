@@ -52,7 +52,7 @@ _LET_GO = f"""
 # changes no indexed column writes no index.
 _HAND_ON = """
     due_at = now(), claimed_at = now(), attempt = 1,
-    lease_until = CASE WHEN lease_until < now() + make_interval(secs => :lease_secs / 2)
+    lease_until = CASE WHEN lease_until < now() + make_interval(secs => CAST(:lease_secs AS float) / 2)
                        THEN now() + make_interval(secs => :lease_secs) ELSE lease_until END"""
 _UPDATE = f"""UPDATE agentq.runs SET
     seq = :seq, status = :status, phase = :phase, turn = :turn, progress = :progress,
@@ -157,7 +157,7 @@ def commit(
         closes=bool(closed),
         asks_no_more=ending is not None and snapshot.phase in ("review", "tools"),
     )
-    row = connection.execute(statement, values).first()
+    row = connection.first(statement, values)
     if row is None:
         return _saved_before(connection, snapshot, token)
     for call in transition.approvals:

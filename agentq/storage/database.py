@@ -4,7 +4,8 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -12,15 +13,11 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from agentq.errors import AgentqError, ConfigError, ConnectionLost, LockedError, SchemaOutdatedError, UnavailableError
+from agentq.storage.pool import Pool
 from agentq.storage.sql import Connection
-
-if TYPE_CHECKING:
-    from sqlalchemy.pool import PoolProxiedConnection, QueuePool
 
 _UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _UNDEFINED_COLUMN = "42P01", "3F000", "42703"
 _NO_PRIVILEGE, _READ_ONLY, _LOCKED = "42501", "25006", "55P03"
-# A statement is prepared when a connection executes it for so many times.
-PREPARE_THRESHOLD = 3
 # A host that vanished answers nothing: without these a connection to it would hang for minutes or hours.
 _NOTICE_A_DEAD_PEER = {
     "keepalives_idle": 10,
@@ -67,7 +64,7 @@ class Database:
         self.url, self._parts = _parse(url)
         self._pool_size = pool_size
         self._lock = threading.Lock()
-        self._pool: QueuePool | None = None
+        self._pool: Pool | None = None
         self._pid = 0
 
     def __repr__(self) -> str:
@@ -93,7 +90,7 @@ class Database:
         # Let statements be prepared, which saves their planning, unless a pooler may hand us another session each time:
         # the process id that a pooler says at the start of a connection is not that of a server process.
         if connection.execute("SELECT pg_backend_pid()").scalar() == connection.info.backend_pid:
-            connection.prepare_threshold = PREPARE_THRESHOLD
+            connection.keeps_plans = True
         return connection
 
     def after_fork(self) -> None:
@@ -104,71 +101,29 @@ class Database:
         """Close the pooled connections of this process."""
         with self._lock:
             if self._pool is not None and self._pid == os.getpid():
-                self._pool.dispose()
+                self._pool.close()
                 self._pool = None
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """One transaction, committed at the end. Raises UnavailableError or SchemaOutdatedError."""
-        with self._borrowed() as connection, connection.transaction():
+        with self.autocommit() as connection, connection.transaction():
             yield connection
 
-    @contextmanager
-    def autocommit(self) -> Iterator[Connection]:
-        """A connection whose every statement is a transaction of its own: one round trip, nothing to roll back."""
-        with self._borrowed() as connection:
-            yield connection
+    def autocommit(self) -> "Lent":
+        """A connection whose every statement is a transaction of its own: one round trip, nothing to roll back.
 
-    @contextmanager
-    def _borrowed(self) -> Iterator[Connection]:
-        borrowed, connection = self._borrow()
-        try:
-            yield connection
-        except psycopg.Error as error:
-            raise self.translate(error, ConnectionLost if connection.closed else UnavailableError) from error
-        finally:
-            self._give_back(borrowed, connection)
+        Raises as ``transaction`` does.
+        """
+        return Lent(self)
 
-    def _borrow(self) -> "tuple[PoolProxiedConnection, Connection]":
-        try:
-            borrowed = self._pool_of_process().connect()
-        except psycopg.Error as error:
-            raise self.translate(error, UnavailableError) from error
-        except Exception as error:
-            from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-
-            if not isinstance(error, PoolTimeoutError):
-                raise
-            raise UnavailableError(
-                "all Postgres connections of this process are busy; see AGENTQ_DB_POOL_SIZE"
-            ) from error
-        connection: Any = borrowed.dbapi_connection
-        return borrowed, connection
-
-    def _give_back(self, borrowed: "PoolProxiedConnection", connection: Connection) -> None:
-        if connection.closed:
-            borrowed.invalidate()
-            # Where the server has gone away it has gone for the others, too.
-            self.dispose()
-        elif connection.pgconn.transaction_status != TransactionStatus.IDLE:
-            # Left in the middle of something, by an exception that is no error: a process that is told to go.
-            borrowed.invalidate()
-        else:
-            borrowed.close()
-
-    def _pool_of_process(self) -> "QueuePool":
+    def pool(self) -> Pool:
+        """The connections of this process."""
         with self._lock:
             if self._pool is None or self._pid != os.getpid():
                 # The pool of a parent is forgotten with its sockets open: they are the parent's.
-                self._pool, self._pid = self._make_pool(), os.getpid()
+                self._pool, self._pid = Pool(self.connect, self._pool_size), os.getpid()
             return self._pool
-
-    def _make_pool(self) -> "QueuePool":
-        # Importing it takes longer than all of agentq, and who only declares agents has no use for it.
-        from sqlalchemy.pool import QueuePool
-
-        connect: Any = self.connect
-        return QueuePool(connect, pool_size=self._pool_size, max_overflow=0, recycle=1800, reset_on_return=None)
 
     def translate(
         self, error: psycopg.Error, away: type[UnavailableError] = UnavailableError
@@ -187,3 +142,34 @@ class Database:
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or state == _READ_ONLY:
             return away(f"Postgres at {where} cannot be used: {reason}; check AGENTQ_DATABASE_URL", url=where)
         return error
+
+
+class Lent:
+    """``with Lent(database) as connection``: a connection from its pool, its faults in our words."""
+
+    __slots__ = ("_connection", "_database", "_pool")
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def __enter__(self) -> Connection:
+        self._pool = self._database.pool()
+        try:
+            self._connection = self._pool.take()
+        except psycopg.Error as error:
+            raise self._database.translate(error) from error
+        return self._connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        connection = self._connection
+        is_closed = connection.closed
+        # Left in the middle of something by an exception that is no error: a process that is told to go.
+        is_idle = not is_closed and connection.pgconn.transaction_status == TransactionStatus.IDLE
+        self._pool.give_back(connection, usable=is_idle)
+        if is_closed:
+            # Where the server has gone away it has gone for the others, too.
+            self._database.dispose()
+        if isinstance(error, psycopg.Error):
+            raise self._database.translate(error, ConnectionLost if is_closed else UnavailableError) from error

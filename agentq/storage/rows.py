@@ -10,8 +10,9 @@ from pydantic_core import to_json
 
 from agentq.errors import ErrorInfo
 from agentq.messages import AssistantMessage, Usage, load_messages
-from agentq.run import OpenCall, Progress, Run, Snapshot
+from agentq.run import OpenCall, Progress, Run, Snapshot, dump_progress, load_progress
 from agentq.storage.sql import Row
+from agentq.values import replace
 
 _USAGE = tuple(Usage.model_fields)
 # The part of Progress that has columns.
@@ -101,9 +102,8 @@ def to_snapshot(row: Row, calls: tuple[OpenCall, ...] = ()) -> Snapshot:
 
 
 def _to_progress(row: Row) -> Progress:
-    rest = Progress.model_validate_json(row.progress)
-    return rest.model_copy(
-        update={"model_calls": row.model_calls, "tool_calls": row.tool_calls, "usage": _to_usage(row)}
+    return replace(
+        load_progress(row.progress), model_calls=row.model_calls, tool_calls=row.tool_calls, usage=_to_usage(row)
     )
 
 
@@ -115,7 +115,7 @@ def of_progress(progress: Progress) -> dict[str, Any]:
     """The columns of a run's progress: its counts, and as JSON all that changes now and then only."""
     usage = progress.usage
     return {
-        "progress": progress.model_dump_json(exclude=_COUNTED, exclude_defaults=True),
+        "progress": dump_progress(progress, exclude=_COUNTED),
         "model_calls": progress.model_calls,
         "tool_calls": progress.tool_calls,
         **{name: getattr(usage, name) for name in _USAGE},

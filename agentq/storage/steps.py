@@ -119,7 +119,7 @@ def claim(
     """Take the step after snapshot ``seq``; None when it is taken, not due, or history. Needs an autocommit one."""
     token = token or uuid4()
     values = {"run_id": run_id, "seq": seq, "token": token, "lease_secs": lease_secs, "worker": worker}
-    row = connection.execute(_CLAIM, values).first()
+    row = connection.first(_CLAIM, values)
     try:
         return None if row is None else (to_claim(row, token), to_snapshot(row, to_open_calls(row)))
     except ValidationError as error:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agentq.run import Progress
+from agentq.run import Progress, dump_progress
 from agentq.storage import leases
 from agentq.storage.database import Database
 from agentq.storage.sql import text
@@ -37,7 +37,7 @@ _EXPLAIN = text(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {leases._DUE.decode()}
 
 def fill(database: Database, *, finished: int = FINISHED, waiting: int = WAITING) -> None:
     """So many runs with a call each, and statistics as autovacuum would have made them."""
-    progress = Progress().model_dump_json()
+    progress = dump_progress(Progress())
     with database.transaction() as connection:
         for status, count in (("completed", finished), ("waiting", waiting)):
             connection.execute(_RUNS, {"status": status, "count": count, "progress": progress})

@@ -9,21 +9,26 @@ from unittest.mock import patch
 from psycopg.pq import TransactionStatus
 
 from agentq.storage.database import Database
-from agentq.storage.sql import Connection, Rows
+from agentq.storage.sql import Connection
 
 
 @contextmanager
 def observed(database: Database, executed: Callable[[Connection, str], None]) -> Iterator[None]:
     """``executed`` is told of each statement of this process on the database, after it; what it raises is raised."""
-    execute = Connection.execute
 
-    def told(connection: Connection, query: Any, params: Any = None, **options: Any) -> Rows:
-        rows = execute(connection, query, params, **options)
-        if connection.info.dbname == database.name:
-            executed(connection, query.decode() if isinstance(query, bytes) else query)
-        return rows
+    def telling(method: Callable[..., Any]) -> Callable[..., Any]:
+        def told(connection: Connection, query: Any, *args: Any, **options: Any) -> Any:
+            brought = method(connection, query, *args, **options)
+            if connection.info.dbname == database.name:
+                executed(connection, query.decode() if isinstance(query, bytes) else query)
+            return brought
 
-    with patch.object(Connection, "execute", told):
+        return told
+
+    with (
+        patch.object(Connection, "execute", telling(Connection.execute)),
+        patch.object(Connection, "first", telling(Connection.first)),
+    ):
         yield
 
 

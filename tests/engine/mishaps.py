@@ -12,7 +12,7 @@ from agentq.engine import Engine as StepEngine
 from agentq.errors import UnavailableError
 from agentq.heartbeat import Heartbeat, Lease
 from agentq.storage.database import Database
-from agentq.storage.sql import Connection, Rows
+from agentq.storage.sql import Connection
 from agentq.wire import WakeUp
 from tests.engine.drain import Died, Drain
 
@@ -90,15 +90,17 @@ class ObservedDatabase(Database):
 
     def connect(self) -> Connection:
         connection = super().connect()
-        execute = connection.execute
+        for name in ("execute", "first"):
+            connection.__dict__[name] = self._observed(connection, getattr(connection, name))
+        return connection
 
-        def observed(query: Any, params: Any = None, **options: Any) -> Rows:
+    def _observed(self, connection: Connection, method: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*args: Any, **options: Any) -> Any:
             is_idle = connection.info.transaction_status == TransactionStatus.IDLE
             self.moment("statement" if is_idle else "locked")
-            return execute(query, params, **options)
+            return method(*args, **options)
 
-        connection.__dict__["execute"] = observed
-        return connection
+        return observed
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -116,7 +118,7 @@ class ObservedDatabase(Database):
 class HandCranked(Heartbeat):
     """Renews leases only when it is told to."""
 
-    def _add(self, lease: Lease) -> None:
+    def add(self, lease: Lease) -> None:
         self._held[lease.token] = lease
 
     @property

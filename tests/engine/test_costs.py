@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from agentq import Agent, tool
 from agentq.providers.scripted import Call, Scripted
 from agentq.storage.database import Database
-from agentq.storage.sql import Connection, Rows
+from agentq.storage.sql import Connection
 from agentq.wire import BatchMessage, CallMessage, StepMessage, WakeUp
 from tests.engine.counting import counted
 from tests.engine.drain import Drain
@@ -181,17 +181,25 @@ def wal(database: Database) -> Iterator[list[int]]:
     found: list[int] = []
     execute = Connection.execute
 
-    def weighed(connection: Connection, query: Any, params: Any = None, **options: Any) -> Rows:
-        statement = query.decode() if isinstance(query, bytes) else query
-        if statement.startswith("WITH") and connection.info.dbname == database.name:
-            with connection.transaction(force_rollback=True):
-                explained = execute(connection, f"EXPLAIN (ANALYZE, WAL, FORMAT JSON) {statement}", params).scalar()
-            changes = [node for node in nodes(explained[0]["Plan"]) if node["Node Type"] == "ModifyTable"]
-            if not any(node["WAL FPI"] for node in changes):
-                found.append(sum(node["WAL Bytes"] for node in changes))
-        return execute(connection, query, params, **options)
+    def weigh(connection: Connection, query: bytes, params: Any) -> None:
+        with connection.transaction(force_rollback=True):
+            explained = execute(connection, f"EXPLAIN (ANALYZE, WAL, FORMAT JSON) {query.decode()}", params).scalar()
+        changes = [node for node in nodes(explained[0]["Plan"]) if node["Node Type"] == "ModifyTable"]
+        if not any(node["WAL FPI"] for node in changes):
+            found.append(sum(node["WAL Bytes"] for node in changes))
 
-    with patch.object(Connection, "execute", weighed):
+    def weighing(method: Callable[..., Any]) -> Callable[..., Any]:
+        def weighed(connection: Connection, query: Any, params: Any = None, **options: Any) -> Any:
+            if isinstance(query, bytes) and query.startswith(b"WITH") and connection.info.dbname == database.name:
+                weigh(connection, query, params)
+            return method(connection, query, params, **options)
+
+        return weighed
+
+    with (
+        patch.object(Connection, "execute", weighing(execute)),
+        patch.object(Connection, "first", weighing(Connection.first)),
+    ):
         yield found
 
 

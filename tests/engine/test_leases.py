@@ -1,8 +1,7 @@
 """Whose lease it is: kept for those who live and work, and for nobody else; a locked row holds up no other."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 from uuid import UUID
@@ -11,7 +10,7 @@ import pytest
 
 from agentq import Agent, Handle, tool
 from agentq.engine import Engine
-from agentq.heartbeat import Heartbeat
+from agentq.heartbeat import Heartbeat, Lease
 from agentq.providers.scripted import Call, Scripted
 from agentq.recovery import sweep, take_back
 from agentq.storage import leases
@@ -160,11 +159,9 @@ def test_all_that_a_leaving_worker_held_is_settled_before_a_broker_is_asked_for_
 class Standing(Heartbeat):
     """One that does not get round to renewing, as when a tool never lets go of the interpreter."""
 
-    @contextmanager
-    def hold(self, *args: Any, **options: Any) -> Iterator[Any]:
-        with super().hold(*args, **options) as lease:
-            self._held.clear()
-            yield lease
+    def add(self, lease: Lease) -> None:
+        super().add(lease)
+        self.drop(lease)
 
 
 @pytest.mark.parametrize("calls", [ALONE, BATCH])

@@ -11,7 +11,7 @@ from agentq.run import Progress, Snapshot
 
 def fresh(**changes: Any) -> Snapshot:
     """A run whose first message is stored and whose model call is due; keywords of Progress go there."""
-    progress = {name: changes.pop(name) for name in list(changes) if name in Progress.model_fields}
+    progress = {name: changes.pop(name) for name in list(changes) if name in Progress.__dataclass_fields__}
     values: dict[str, Any] = {"phase": "model", "status": "running", "message_count": 1} | changes
     return Snapshot(run_id="run_1", agent="test", progress=Progress(**progress), **values)
 

@@ -3,8 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from agentq.errors import ErrorInfo
 from agentq.limits import MAX_CALLS_PER_REPLY, Limits
@@ -24,7 +26,7 @@ from agentq.outcomes import (
     Reviewed,
     Transition,
 )
-from agentq.run import OpenCall, Progress, Snapshot
+from agentq.run import OpenCall, Progress, Snapshot, dump_progress, load_progress
 from agentq.transition import cancel, decide
 from tests.unit.loop import answer, asks, bad, call, failure, fresh, result
 
@@ -55,8 +57,7 @@ class Story:
         assert {c.index for c in transition.opened if c.status == "done"} == new & back
         assert (transition.ending is not None) == after.is_terminal
         assert not (after.is_terminal and (after.calls or transition.delay_secs is not None))
-        assert Progress.model_validate_json(after.progress.model_dump_json()) == after.progress
-        assert Progress.model_validate_json(after.progress.model_dump_json(exclude_defaults=True)) == after.progress
+        assert load_progress(dump_progress(after.progress)) == after.progress
         self.snapshot = after
 
     def store_result(self, call: OpenCall, back: ToolResult) -> None:
@@ -190,5 +191,7 @@ def test_adding_usage_adds_what_is_known_and_keeps_the_unknown_unknown() -> None
 
 
 def test_a_stored_progress_says_its_version_though_its_defaults_are_left_out() -> None:
-    assert Progress().model_dump_json(exclude_defaults=True) == '{"version":1}'
-    assert Progress(limits=Limits()).model_dump(exclude_defaults=True) == {"version": 1, "limits": {}}
+    assert dump_progress(Progress()) == '{"version":1}'
+    assert dump_progress(Progress(limits=Limits())) == '{"version":1,"limits":{}}'
+    with pytest.raises(ValidationError):
+        load_progress('{"version":2}')
