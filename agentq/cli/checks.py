@@ -162,8 +162,9 @@ def _round_trip(app: Celery) -> float:
 def _lease(site: Site) -> Sequence[Finding]:
     lease = site.settings.lease_secs
     with _app(site).connection_for_write() as connection:
-        # Only Redis gives a message back after a time; elsewhere the connection's end does it.
-        visibility = getattr(connection.default_channel, "visibility_timeout", None)
+        # Only Redis gives a message back after a time, and only where acknowledgements are emulated.
+        channel: Any = connection.default_channel
+        visibility = channel.visibility_timeout if getattr(channel, "ack_emulation", False) else None
     if visibility is not None and visibility < lease:
         message = f"Redis gives messages back after {visibility:g} s, before a lease of {lease:g} s ends"
         return [Finding("WARN", "lease", message, "a visibility_timeout of 3600 in every app on this broker")]

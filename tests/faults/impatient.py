@@ -3,4 +3,4 @@
 from agentq_workers import make_app
 
 app = make_app()
-app.conf.broker_transport_options = app.conf.broker_transport_options | {"visibility_timeout": 6}
+app.conf.broker_transport_options |= {"visibility_timeout": 6, "ack_emulation": True}
