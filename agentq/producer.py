@@ -53,7 +53,7 @@ def _transport_options(broker_url: str) -> dict[str, Any]:
         return dict(broker.connection_options(broker_url)["broker_transport_options"])
     if broker_url.startswith("redis"):
         # Without emulated acknowledgements kombu does not copy each message that a worker has into two more keys. What
-        # they are for, messages of a worker that was killed, is the sweep's business here: it is sooner, and knows more.
+        # they are for, messages of a worker that was killed, is the sweep's business here: it is sooner and knows more.
         return {"socket_connect_timeout": 3.0, "socket_timeout": 10.0, "ack_emulation": False}
     return {}
 

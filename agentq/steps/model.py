@@ -44,10 +44,11 @@ def _bounded(snapshot: Snapshot, agent: AgentSpec) -> float:
 
 
 def _replied(snapshot: Snapshot, agent: AgentSpec, reply: ModelReply, data: dict[str, Any]) -> Done:
-    message = with_ids(reply.message, snapshot.turn + 1)
+    message = with_ids(_signed(reply.message, data), snapshot.turn + 1)
     faults: list[str] = []
     usage = {"input_tokens": reply.usage.input_tokens, "output_tokens": reply.usage.output_tokens}
-    data = data | usage | {"calls": [call.name for call in message.calls]}
+    known = {name: tokens for name, tokens in usage.items() if tokens is not None}
+    data = data | known | {"calls": [call.name for call in message.calls]}
     try:
         call_hooks(agent, "after_model", lambda: (context(snapshot), message), faults)
     except EndRun as end:
@@ -55,6 +56,13 @@ def _replied(snapshot: Snapshot, agent: AgentSpec, reply: ModelReply, data: dict
     if faults:
         data["faults"] = faults
     return Done(_outcome(snapshot, agent, message, reply), data)
+
+
+def _signed(message: AssistantMessage, data: dict[str, Any]) -> AssistantMessage:
+    """The reply with a word on who gave it, where its provider left that out."""
+    if message.provider or message.model:
+        return message
+    return message.model_copy(update={"provider": data["provider"], "model": data["model"]})
 
 
 def _outcome(snapshot: Snapshot, agent: AgentSpec, message: AssistantMessage, reply: ModelReply) -> Replied:

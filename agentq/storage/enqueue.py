@@ -106,7 +106,7 @@ def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
         "run_secs": new.run_secs,
     }
     values |= _told(new)
-    if connection.execute(_INSERT, values).scalar() is None:
+    if connection.first(_INSERT, values) is None:
         same = _same(connection, new)
         if same is None:
             raise RunFinishedError(

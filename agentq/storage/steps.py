@@ -187,7 +187,8 @@ def earlier_messages(connection: Connection, run_id: str, thread_id: str) -> tup
 
 def messages_after(connection: Connection, run_id: str, after: int) -> dict[int, Message]:
     """The run's own messages by position, of the journal's rows that are numbered higher than ``after``."""
-    return dict(journal.messages_in(connection.execute(_MESSAGES, {"run_id": run_id, "after": after}).scalars()))
+    rows = connection.fetch(_MESSAGES, {"run_id": run_id, "after": after})
+    return dict(journal.messages_in(row.messages for row in rows))
 
 
 def reply(connection: Connection, run_id: str, *, token: UUID | None = None) -> AssistantMessage:

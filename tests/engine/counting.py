@@ -27,7 +27,7 @@ def observed(database: Database, executed: Callable[[Connection, str], None]) ->
 
     with (
         patch.object(Connection, "execute", telling(Connection.execute)),
-        patch.object(Connection, "first", telling(Connection.first)),
+        patch.object(Connection, "fetch", telling(Connection.fetch)),
     ):
         yield
 

@@ -90,7 +90,7 @@ class ObservedDatabase(Database):
 
     def connect(self) -> Connection:
         connection = super().connect()
-        for name in ("execute", "first"):
+        for name in ("execute", "fetch"):
             connection.__dict__[name] = self._observed(connection, getattr(connection, name))
         return connection
 

@@ -198,7 +198,7 @@ def wal(database: Database) -> Iterator[list[int]]:
 
     with (
         patch.object(Connection, "execute", weighing(execute)),
-        patch.object(Connection, "first", weighing(Connection.first)),
+        patch.object(Connection, "fetch", weighing(Connection.fetch)),
     ):
         yield found
 
