@@ -85,7 +85,6 @@ class AgentSpec:
         self.limits = limits if isinstance(limits, Limits) else make_limits(Limits(), limits or {}, where)
         self.on_tool_exception = on_tool_exception
         self.hooks = _hooks(where, hooks)
-        self.listeners = by_moment(self.hooks)
         self.memory = memory
         self.model_settings = _settings(where, model_settings or {})
         self.model_timeout_secs = model_timeout_secs
@@ -93,6 +92,15 @@ class AgentSpec:
 
     def _check_model(self, model: Any) -> None:
         """Nothing here, below the providers: ``Agent`` knows them."""
+
+    @property
+    def hooks(self) -> tuple[Hooks, ...]:
+        return self._hooks
+
+    @hooks.setter
+    def hooks(self, hooks: tuple[Hooks, ...]) -> None:
+        self._hooks = hooks
+        self.listeners = by_moment(hooks)
 
     @property
     def has_recall(self) -> bool:

@@ -107,7 +107,7 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """One transaction, committed at the end. Raises UnavailableError or SchemaOutdatedError."""
-        with self.autocommit() as connection, connection.transaction():
+        with Lent(self) as connection, connection.transaction():
             yield connection
 
     def autocommit(self) -> "Lent":

@@ -67,7 +67,7 @@ def test_a_worker_outlives_a_broker_that_hangs_and_so_do_its_steps(own_fleet: Fl
     fleet.began(2)
     broker.send(signal.SIGSTOP)
     end(fleet, first, "first")
-    eventually(lambda: "Couldn't ack" in steps.text(), within=40, what="the worker has noticed")
+    eventually(lambda: "BRPOP got no reply" in steps.text(), within=60, what="the worker has noticed")
     broker.send(signal.SIGCONT)
     end(fleet, second, "second")
     is_working(fleet, steps, begun=2)
