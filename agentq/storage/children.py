@@ -13,7 +13,7 @@ _ENDED = text("""
     WHERE id = :run_id AND status IN ('completed', 'failed', 'cancelled') AND sweep_at IS NOT NULL
 """)
 _CALL = text("SELECT call_id, tool FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND index = :index")
-_TOLD = text("UPDATE agentq.runs SET sweep_at = NULL WHERE id = :run_id")
+_TOLD = text("UPDATE agentq.runs SET sweep_at = NULL, sweep_look_at = NULL WHERE id = :run_id")
 
 
 @dataclass(frozen=True)

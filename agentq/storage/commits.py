@@ -15,7 +15,7 @@ from agentq.storage import journal
 from agentq.storage.journal import NewEvent
 from agentq.storage.rows import COUNTS, dump, of_progress
 from agentq.storage.sql import Connection, text
-from agentq.storage.steps import BOUNDED, FIRST_PATIENCE
+from agentq.storage.steps import BOUNDED, FIRST_PATIENCE, leased
 from agentq.values import replace
 from agentq.wire import CallMessage
 
@@ -36,24 +36,25 @@ class CancelRequested(Exception):
     """The commit was refused because somebody asked to cancel the run; apply the cancelled transition instead."""
 
 
-# The lease is let go: whoever is first may claim the next step, and the sweep sees to it that somebody does.
-_LET_GO = f"""
-    due_at = now() + make_interval(secs => :delay_secs),
-    sweep_at = CASE WHEN :ended AND (parent_run_id IS NOT NULL OR :status <> 'completed' AND EXISTS (
+_AGAIN_AT = f"""CASE WHEN :ended AND (parent_run_id IS NOT NULL OR :status <> 'completed' AND EXISTS (
                         SELECT 1 FROM agentq.runs c WHERE c.parent_run_id = runs.id
                             AND c.status NOT IN ('completed', 'failed', 'cancelled')))
                     THEN {FIRST_PATIENCE}
                     WHEN :delay_secs > 0 THEN now() + make_interval(secs => :delay_secs)
-                    WHEN :delay_secs = 0 THEN {FIRST_PATIENCE} END,
+                    WHEN :delay_secs = 0 THEN {FIRST_PATIENCE} END"""
+# The lease is let go: whoever is first may claim the next step, and the sweep sees to it that somebody does. Where none
+# follows by itself, the run leaves the sweep's indexes.
+_LET_GO = f"""
+    due_at = now() + make_interval(secs => :delay_secs), sweep_at = {_AGAIN_AT},
+    sweep_look_at = CASE WHEN :delay_secs IS NULL THEN {_AGAIN_AT} ELSE least(sweep_look_at, {_AGAIN_AT}) END,
+    lease_look_at = CASE WHEN :delay_secs IS NOT NULL THEN lease_look_at END,
     attempt = 0, lease_token = NULL, lease_until = NULL,
     stop_reason = :stop_reason, output = :output, error = :error,
     finished_at = CASE WHEN :ended THEN now() END"""
-# The lease goes over to the next step, as a claim would have it. Its end is left alone where it can be: an UPDATE that
-# changes no indexed column writes no index.
-_HAND_ON = """
-    due_at = now(), claimed_at = now(), attempt = 1,
-    lease_until = CASE WHEN lease_until < now() + make_interval(secs => CAST(:lease_secs AS float) / 2)
-                       THEN now() + make_interval(secs => :lease_secs) ELSE lease_until END"""
+_KEPT_UNTIL = """CASE WHEN lease_until < now() + make_interval(secs => CAST(:lease_secs AS float) / 2)
+                         THEN now() + make_interval(secs => :lease_secs) ELSE lease_until END"""
+# The lease goes over to the next step, as a claim would have it. Its end is left alone where it can be.
+_HAND_ON = f"due_at = now(), claimed_at = now(), attempt = 1, {leased(_KEPT_UNTIL)}"
 _UPDATE = f"""UPDATE agentq.runs SET
     seq = :seq, status = :status, phase = :phase, turn = :turn, progress = :progress,
     message_count = :message_count, event_count = event_count + :events,

@@ -16,13 +16,15 @@ from agentq.wire import STEP_QUEUE
 
 _COLUMNS = """id, agent, status, phase, seq, turn, depth, progress, context, tags, idempotency_key,
                                  thread_id, thread_position, parent_run_id, parent_turn, parent_index, message_count,
-                                 event_count, queue, due_at, sweep_at, deadline_at"""
+                                 event_count, queue, due_at, sweep_at, sweep_look_at, lease_look_at, deadline_at"""
 _INSERT = text(f"""
     WITH run AS (
         INSERT INTO agentq.runs ({_COLUMNS})
         VALUES (:id, :agent, 'queued', 'recall', 0, 0, :depth, :progress, :context, CAST(:tags AS jsonb),
                 :idempotency_key, :thread_id, :thread_position, :parent_run_id, :parent_turn, :parent_index, 1, 1,
-                :queue, now(), {FIRST_PATIENCE}, now() + make_interval(secs => :run_secs))
+                -- Looked at for its lease before it has one, so that the first claim need not change that.
+                :queue, now(), {FIRST_PATIENCE}, {FIRST_PATIENCE}, {FIRST_PATIENCE},
+                now() + make_interval(secs => :run_secs))
         ON CONFLICT (agent, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
         RETURNING id, number, event_count
     ), told AS (
@@ -32,6 +34,7 @@ _INSERT = text(f"""
 """)
 MANY = 10_000
 # Only the first are announced by who enqueues them: the sweep looks for the others at once.
+_MANY_AT = f"CASE WHEN n <= :announced THEN {FIRST_PATIENCE} ELSE now() END"
 _INSERT_MANY = text(f"""
     WITH new AS MATERIALIZED (
         SELECT r.id, r.said, r.n
@@ -40,7 +43,7 @@ _INSERT_MANY = text(f"""
         INSERT INTO agentq.runs ({_COLUMNS})
         SELECT id, :agent, 'queued', 'recall', 0, 0, 0, :progress, :context, CAST(:tags AS jsonb), NULL, NULL, NULL,
             NULL, NULL, NULL, 1, 1, :queue, now(),
-            CASE WHEN n <= :announced THEN {FIRST_PATIENCE} ELSE now() END, now() + make_interval(secs => :run_secs)
+            {_MANY_AT}, {_MANY_AT}, NULL, now() + make_interval(secs => :run_secs)
         FROM new
         RETURNING id, number
     )

@@ -8,8 +8,11 @@ from uuid import UUID
 from agentq.errors import LeaseLost
 from agentq.storage.rows import CallRef, dump
 from agentq.storage.sql import Connection, text
-from agentq.storage.steps import IS_LOST, NO_FSYNC, Again, patience
+from agentq.storage.steps import IS_LOST, NO_FSYNC, Again, leased, patience, swept
 from agentq.wire import CallMessage, StepMessage
+
+# So many a round; those that are left over are only read once more.
+_EARLY = 500
 
 _RENEW = text(f"""
     WITH {NO_FSYNC}, free_steps AS (
@@ -19,7 +22,7 @@ _RENEW = text(f"""
         SELECT run_id, turn, index FROM agentq.tool_calls WHERE lease_token = ANY(:tokens) AND run_id = ANY(:run_ids)
         FOR NO KEY UPDATE SKIP LOCKED
     ), steps AS (
-        UPDATE agentq.runs r SET lease_until = now() + make_interval(secs => :lease_secs)
+        UPDATE agentq.runs r SET {leased("now() + make_interval(secs => :lease_secs)")}
         FROM fast, free_steps f WHERE r.id = f.id AND r.lease_token = ANY(:tokens)
         RETURNING r.lease_token AS token, cancel_requested
     ), calls AS (
@@ -38,23 +41,35 @@ _RENEW = text(f"""
 """)
 # One query a second in every worker process: five short partial indexes, nothing else. Lost work comes first, and has a
 # limit of its own, so that a long backlog of wake-ups does not stand before it. A lease is fading when its process
-# should have renewed it before.
-_DUE = text("""
+# should have renewed it before. Runs that were looked at in vain are moved on by the way.
+_DUE = text(f"""
+    WITH {NO_FSYNC}, early AS (
+        SELECT id FROM agentq.runs WHERE lease_look_at <= now() AND (lease_until IS NULL OR lease_until > now())
+        LIMIT {_EARLY} FOR NO KEY UPDATE SKIP LOCKED
+    ), soon AS (
+        SELECT id FROM agentq.runs WHERE sweep_look_at <= now() AND (sweep_at IS NULL OR sweep_at > now())
+        LIMIT {_EARLY} FOR NO KEY UPDATE SKIP LOCKED
+    ), moved AS (
+        UPDATE agentq.runs SET
+            lease_look_at = CASE WHEN lease_until <= now() THEN lease_look_at ELSE lease_until END,
+            sweep_look_at = CASE WHEN sweep_at <= now() THEN sweep_look_at ELSE sweep_at END
+        FROM fast WHERE id IN (SELECT id FROM early UNION ALL SELECT id FROM soon)
+    )
     (SELECT 'run' AS kind, id AS run_id, 0 AS turn, 0 AS call_index, status, true AS leased
-     FROM agentq.runs WHERE lease_until <= now() ORDER BY lease_until LIMIT :limit)
+     FROM agentq.runs WHERE lease_look_at <= now() AND lease_until <= now() ORDER BY lease_look_at LIMIT :limit)
     UNION ALL
     (SELECT 'call', run_id, turn, index, status, true
      FROM agentq.tool_calls WHERE lease_until <= now() ORDER BY lease_until LIMIT :limit)
     UNION ALL
     (SELECT 'run', id, 0, 0, status, false
-     FROM agentq.runs WHERE sweep_at <= now() ORDER BY sweep_at LIMIT :limit)
+     FROM agentq.runs WHERE sweep_look_at <= now() AND sweep_at <= now() ORDER BY sweep_look_at LIMIT :limit)
     UNION ALL
     (SELECT 'call', run_id, turn, index, status, false
      FROM agentq.tool_calls WHERE sweep_at <= now() ORDER BY sweep_at LIMIT :limit)
     UNION ALL
     (SELECT 'fading', id, 0, 0, status, true
-     FROM agentq.runs WHERE lease_until > now() AND lease_until < now() + make_interval(secs => :fading_secs)
-        AND worker = ANY(:mine))
+     FROM agentq.runs WHERE lease_look_at < now() + make_interval(secs => :fading_secs)
+        AND lease_until > now() AND lease_until < now() + make_interval(secs => :fading_secs) AND worker = ANY(:mine))
     UNION ALL
     (SELECT 'fading', run_id, turn, index, status, true
      FROM agentq.tool_calls WHERE lease_until > now() AND lease_until < now() + make_interval(secs => :fading_secs)
@@ -65,20 +80,25 @@ _DUE = text("""
 """)
 _HELD_BY = text(f"""
     SELECT 'run' AS kind, id AS run_id, 0 AS turn, 0 AS call_index, status, true AS leased
-    FROM agentq.runs WHERE {IS_LOST}
+    FROM agentq.runs WHERE lease_look_at IS NOT NULL AND {IS_LOST}
     UNION ALL
     SELECT 'call', run_id, turn, index, status, true FROM agentq.tool_calls WHERE {IS_LOST}
 """)
-_KEEP_STEP = text("""
-    UPDATE agentq.runs SET lease_until = now() + make_interval(secs => :lease_secs)
+_KEEP_STEP = text(f"""
+    UPDATE agentq.runs SET {leased("now() + make_interval(secs => :lease_secs)")}
     WHERE id = (
         SELECT id FROM agentq.runs WHERE id = :run_id AND lease_until > now() AND worker = ANY(:mine)
             AND now() < claimed_at + make_interval(secs => timeout_secs + :grace_secs) FOR NO KEY UPDATE SKIP LOCKED)
 """)
 # With a token that nobody has: a renewal may be under way.
-_NOBODYS = "lease_until = now(), lease_token = gen_random_uuid()"
-_LET_GO_STEP = text(f"UPDATE agentq.runs SET {_NOBODYS} WHERE id = :run_id AND lease_token = :token")
-_LET_GO_CALL = text(f"UPDATE agentq.tool_calls SET {_NOBODYS} WHERE run_id = :run_id AND lease_token = :token")
+_LET_GO_STEP = text(f"""
+    UPDATE agentq.runs SET {leased("now()")}, lease_token = gen_random_uuid()
+    WHERE id = :run_id AND lease_token = :token
+""")
+_LET_GO_CALL = text("""
+    UPDATE agentq.tool_calls SET lease_until = now(), lease_token = gen_random_uuid()
+    WHERE run_id = :run_id AND lease_token = :token
+""")
 _KEEP_CALL = text("""
     UPDATE agentq.tool_calls SET lease_until = now() + make_interval(secs => :lease_secs)
     WHERE (run_id, turn, index) = (
@@ -94,7 +114,7 @@ _HUNG_CALL = text(f"""
     SELECT worker FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND index = :index AND {_IS_HUNG}
 """)
 _REANNOUNCE_STEPS = text(f"""
-    UPDATE agentq.runs SET sweep_at = {patience("due_at")}
+    UPDATE agentq.runs SET {swept(patience("due_at"))}
     WHERE id IN (SELECT id FROM agentq.runs
                  WHERE id = ANY(:run_ids) AND sweep_at <= now() AND lease_token IS NULL AND due_at <= now()
                  FOR UPDATE SKIP LOCKED)
@@ -116,10 +136,10 @@ _FORGET_CALL = text("""
         AND NOT EXISTS (SELECT 1 FROM agentq.runs r WHERE r.id = run_id AND r.turn = tool_calls.turn
                         AND r.status NOT IN ('completed', 'failed', 'cancelled'))
 """)
-_POSTPONE_RUN = text("""
+_POSTPONE_RUN = text(f"""
     UPDATE agentq.runs SET
-        lease_until = CASE WHEN lease_until <= now() THEN now() + interval '60 s' ELSE lease_until END,
-        sweep_at = CASE WHEN sweep_at <= now() THEN now() + interval '60 s' ELSE sweep_at END,
+        {leased("CASE WHEN lease_until <= now() THEN now() + interval '60 s' ELSE lease_until END")},
+        {swept("CASE WHEN sweep_at <= now() THEN now() + interval '60 s' ELSE sweep_at END")},
         deadline_at = CASE WHEN deadline_at <= now() THEN now() + interval '60 s' ELSE deadline_at END
     WHERE id = (SELECT id FROM agentq.runs WHERE id = :run_id FOR NO KEY UPDATE SKIP LOCKED)
 """)
@@ -131,7 +151,7 @@ _POSTPONE_CALL = text("""
         SELECT run_id, turn, index FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND index = :index
         FOR NO KEY UPDATE SKIP LOCKED)
 """)
-_HASTEN_STEPS = text("UPDATE agentq.runs SET sweep_at = now() WHERE id = ANY(:run_ids) AND sweep_at > now()")
+_HASTEN_STEPS = text(f"UPDATE agentq.runs SET {swept('now()')} WHERE id = ANY(:run_ids) AND sweep_at > now()")
 _HASTEN_CALL = text("""
     UPDATE agentq.tool_calls SET sweep_at = now()
     WHERE run_id = :run_id AND turn = :turn AND index = :index AND sweep_at > now()

@@ -91,6 +91,9 @@ runs = Table(
     Column("open_calls", Integer, nullable=False, server_default="0"),
     # Of these, those that a person is asked about: where there are no others, the run waits.
     Column("asked_calls", Integer, nullable=False, server_default="0"),
+    # When the sweep looks at the row for these two: never later than they say. See agentq/storage/steps.py.
+    Column("lease_look_at", _TIME),
+    Column("sweep_look_at", _TIME),
     ForeignKeyConstraint(["thread_id"], [f"{SCHEMA}.threads.id"]),
     Index(
         "runs_of_key",
@@ -106,8 +109,8 @@ runs = Table(
         unique=True,
         postgresql_where=text("thread_id IS NOT NULL"),
     ),
-    Index("runs_lease_until", "lease_until", postgresql_where=text("lease_until IS NOT NULL")),
-    Index("runs_sweep_at", "sweep_at", postgresql_where=text("sweep_at IS NOT NULL")),
+    Index("runs_lease_look_at", "lease_look_at", postgresql_where=text("lease_look_at IS NOT NULL")),
+    Index("runs_sweep_look_at", "sweep_look_at", postgresql_where=text("sweep_look_at IS NOT NULL")),
     Index("runs_deadline_at", "deadline_at", postgresql_where=text("deadline_at IS NOT NULL")),
     Index("runs_created_at", "created_at"),
     Index("runs_parent", "parent_run_id", postgresql_where=text("parent_run_id IS NOT NULL")),

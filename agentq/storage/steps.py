@@ -38,6 +38,20 @@ FORGOT_AT = "greatest(pg_stat_get_bgwriter_stat_reset_time(), pg_last_xact_repla
 # says, then twice as patient each time up to a minute, so that a long backlog is not doubled every few seconds.
 FIRST_PATIENCE = "now() + make_interval(secs => :patience_secs)"
 
+# An UPDATE that changes an indexed column writes all indexes of its table. So the sweep finds runs by columns of their
+# own, which need not be exact: they never lie behind lease_until and sweep_at, but mostly before them, and the sweep
+# moves those on that it has looked at in vain.
+
+
+def leased(until: str) -> str:
+    """The SQL that sets the end of a run's lease."""
+    return f"lease_until = {until}, lease_look_at = least(lease_look_at, {until})"
+
+
+def swept(at: str) -> str:
+    """The SQL that sets when a run's wake-up is sent again."""
+    return f"sweep_at = {at}, sweep_look_at = least(sweep_look_at, {at})"
+
 
 def patience(since: str) -> str:
     """The SQL for the sweep's next look at work that has been announced ``since``."""
@@ -68,7 +82,7 @@ UNREADABLE_SECS = 30.0
 _CLAIM = text(f"""
     WITH {NO_FSYNC}
     UPDATE agentq.runs SET
-        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs), worker = :worker,
+        lease_token = :token, {leased("now() + make_interval(secs => :lease_secs)")}, worker = :worker,
         sweep_at = NULL, attempt = attempt + 1, claimed_at = now(), status = 'running'
     FROM fast
     WHERE id = :run_id AND seq = :seq AND lease_token IS NULL AND due_at <= now() AND NOT cancel_requested
@@ -77,7 +91,7 @@ _CLAIM = text(f"""
 _TAKE_OVER = text(f"""
     UPDATE agentq.runs SET
         -- Also when it was claimed, and by whom: should we die as well, that was our lease, and not the tool's.
-        lease_token = :token, lease_until = now() + make_interval(secs => :lease_secs), claimed_at = now(),
+        lease_token = :token, {leased("now() + make_interval(secs => :lease_secs)")}, claimed_at = now(),
         worker = :worker
     FROM (SELECT id AS old_id, lease_until AS old_until, claimed_at AS old_claimed_at, worker AS lost_worker
           FROM agentq.runs WHERE id = :run_id AND {IS_LOST} FOR UPDATE SKIP LOCKED) old
@@ -90,7 +104,7 @@ _RELEASE = text(f"""
         lease_token = NULL, lease_until = NULL,
         -- Given back by one who did not begin it: an earlier claim may be forgotten still, see Claim.forgotten.
         due_at = CASE WHEN due_at <= {FORGOT_AT} THEN due_at ELSE now() + make_interval(secs => :delay_secs) END,
-        sweep_at = now() + make_interval(secs => CASE WHEN :delay_secs > 0 THEN :delay_secs ELSE :patience_secs END),
+        {swept("now() + make_interval(secs => CASE WHEN :delay_secs > 0 THEN :delay_secs ELSE :patience_secs END)")},
         status = CASE WHEN seq = 0 THEN 'queued' ELSE status END,
         attempt = attempt - :forgive, event_count = event_count + :events
     WHERE id = :run_id AND seq = :seq AND lease_token = :token

@@ -61,7 +61,8 @@ def plan(database: Database, *, limit: int = 100) -> Plan:
     with database.autocommit() as connection:
         (found,) = connection.execute(_EXPLAIN, {"limit": limit, "mine": ["w/1", "w/2"], "fading_secs": 7.5}).scalar()
     root = found["Plan"]
-    scans = {(node["Node Type"], node.get("Index Name")) for node in _nodes(root) if "Scan" in node["Node Type"]}
+    done = [node for node in _nodes(root) if node["Actual Loops"]]
+    scans = {(node["Node Type"], node.get("Index Name")) for node in done if "Scan" in node["Node Type"]}
     buffers = root["Shared Hit Blocks"] + root["Shared Read Blocks"]
     return Plan(frozenset(scans), buffers, found["Planning Time"] + found["Execution Time"])
 

@@ -34,7 +34,7 @@ def observed(database: Database, executed: Callable[[Connection, str], None]) ->
 
 @contextmanager
 def counted(database: Database) -> Iterator[Counter[str]]:
-    """Counts of ``claims``, ``reads``, ``writes`` (statements of commits) and ``commits`` (durable transactions)."""
+    """Counts of ``claims`` (statements that wait for no fsync), ``reads``, ``writes`` (statements of commits) and ``commits`` (durable transactions)."""
     counts: Counter[str] = Counter()
     wrote: set[int] = set()
     transaction = database.transaction

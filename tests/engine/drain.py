@@ -95,7 +95,7 @@ class Drain:
         unless ``past_a_crash``: for who reads how long something has waited, on a server that has just been started.
         """
         columns = {
-            "runs": ("lease_until", "sweep_at", "due_at", "claimed_at"),
+            "runs": ("lease_until", "sweep_at", "due_at", "claimed_at", "lease_look_at", "sweep_look_at"),
             "tool_calls": ("lease_until", "sweep_at", "announced_at", "claimed_at"),
         }
         last_crash = "'-infinity'::timestamptz" if past_a_crash else "pg_stat_get_bgwriter_stat_reset_time()"

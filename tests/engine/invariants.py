@@ -4,6 +4,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -25,7 +26,11 @@ NOT_RUN = frozenset({"skipped", "unknown_tool", "invalid_arguments", "rejected",
 # Results that say that a worker was lost in the call.
 LOST = frozenset({"interrupted", "crashed", "timeout"})
 # Columns that may still change when a run has ended: its family is told, and the tests let time pass.
-_LOOSE = frozenset({"sweep_at", "due_at", "claimed_at"})
+_LOOSE = frozenset({"sweep_at", "due_at", "claimed_at", "lease_look_at", "sweep_look_at"})
+
+
+# Tests that let time pass move each column by itself.
+_ROUNDING = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True)
@@ -340,7 +345,10 @@ def _the_end_is_tidy(run: RunRows) -> None:
 def _somebody_sees_to(run: RunRows) -> None:
     """A lease, a due time, or a named person: for the run, or for each call that is out."""
     row = run.row
+    for until, look in ((row.lease_until, row.lease_look_at), (row.sweep_at, row.sweep_look_at)):
+        assert until is None or (look is not None and look <= until + _ROUNDING), "the sweep looks too late"
     if row.status == "waiting":
+        assert (row.lease_look_at, row.sweep_look_at) == (None, None), "the sweep looks at a run that waits"
         assert row.lease_until is None, "a run is leased that waits for a person"
         assert any(approval.status == "pending" for approval in run.approvals), "nobody is asked"
         return

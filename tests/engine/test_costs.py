@@ -134,7 +134,7 @@ def test_an_idle_sweep_is_one_statement(database: Database) -> None:
     drain.work()
     with counted(database) as counts:
         assert drain.sweep() == 0
-    assert dict(counts) == {"reads": 1}
+    assert dict(counts) == {"claims": 1}
 
 
 def test_the_costs_of_a_batch_are_those_in_the_docs(database: Database) -> None:

@@ -58,7 +58,7 @@ def test_a_backlog_is_announced_again_with_two_statements_a_round(database: Data
     with counted(database) as counts:
         assert drain.sweep() == 90
     assert len(drain.wake_ups) == 90
-    assert counts["reads"] + counts["writes"] == 2
+    assert counts["claims"] + counts["writes"] == 2
 
 
 def test_a_text_that_cannot_be_taken_lets_none_be_stored(database: Database) -> None:

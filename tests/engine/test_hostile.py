@@ -56,7 +56,7 @@ def forget_claim(drain: Drain, calls: int) -> None:
     past = "pg_stat_get_bgwriter_stat_reset_time() - interval '1 s'"
     unclaimed = "lease_token = null, lease_until = null, worker = null, attempt = 0, sweep_at = now()"
     if calls == ALONE:
-        sql(drain, f"update agentq.runs set {unclaimed}, due_at = {past}")
+        sql(drain, f"update agentq.runs set {unclaimed}, sweep_look_at = now(), due_at = {past}")
     else:
         announced = f"status = 'announced', announced_at = {past}"
         sql(drain, f"update agentq.tool_calls set {unclaimed}, {announced} where index = 0")
@@ -220,7 +220,7 @@ def test_a_run_whose_row_is_locked_costs_the_others_nothing(
         sql(drain, f"update agentq.runs set {over} where id = '{handle.id}'")
     lost = drain.enqueue(test)
     work(drain)
-    sql(drain, f"update agentq.runs set lease_until = now() where id = '{lost.id}'")
+    sql(drain, f"update agentq.runs set lease_until = now(), lease_look_at = now() where id = '{lost.id}'")
     with database.transaction() as holder:
         holder.execute(f"select 1 from agentq.runs where id = '{locked.id}' for update")
         # An error would tell the worker that Postgres was away: it would leave everybody's leases alone for a while.

@@ -357,9 +357,10 @@ def test_a_backlog_does_not_stand_before_lost_work(database: Database) -> None:
     with database.transaction() as connection:
         connection.execute("""
             insert into agentq.runs (id, agent, status, phase, seq, turn, depth, progress, context, tags, queue,
-                                     due_at, sweep_at, message_count, event_count)
+                                     due_at, sweep_at, sweep_look_at, message_count, event_count)
             select 'run_b' || g, 'test', 'queued', 'recall', 0, 0, 0, '{"version":1}', '{}', '{}', 'agentq',
-                   now() - interval '6 s', now() - interval '1 s', 1, 1 from generate_series(1, 1000) g
+                   now() - interval '6 s', now() - interval '1 s', now() - interval '1 s', 1, 1
+            from generate_series(1, 1000) g
         """)
     drain.wake_ups.clear()
     drain.sweep()

@@ -13,7 +13,7 @@ from tests.engine.drain import Drain
 from tests.services import Services, new_database
 
 INDEXES = {
-    *("runs_lease_until", "runs_sweep_at", "runs_deadline_at"),
+    *("runs_lease_look_at", "runs_sweep_look_at", "runs_deadline_at"),
     *("tool_calls_lease_until", "tool_calls_sweep_at"),
 }
 # An empty index is its first page and its root; two looks at each is the most it may cost.
@@ -40,13 +40,14 @@ def test_with_110_000_runs_and_nothing_to_do_the_sweep_reads_a_few_pages_of_five
     assert plan.buffers <= BUFFERS
     with full.transaction() as connection:
         connection.execute(
-            "UPDATE agentq.runs SET sweep_at = now() WHERE id IN (SELECT 'waiting' || n FROM generate_series(1, 90) n)"
+            "UPDATE agentq.runs SET sweep_at = now(), sweep_look_at = now()"
+            " WHERE id IN (SELECT 'waiting' || n FROM generate_series(1, 90) n)"
         )
     # The same also when there is something to find.
     assert {index for _, index in idle.plan(full).scans if index} == INDEXES
     with full.autocommit() as connection:
         assert len(leases.due(connection)) == 90
-        connection.execute("UPDATE agentq.runs SET sweep_at = NULL WHERE sweep_at IS NOT NULL")
+        connection.execute("UPDATE agentq.runs SET sweep_at = NULL, sweep_look_at = NULL WHERE sweep_at IS NOT NULL")
 
 
 @pytest.mark.slow
@@ -54,4 +55,4 @@ def test_with_110_000_runs_and_nothing_to_do_a_round_of_the_sweep_is_one_stateme
     drain = Drain(full)
     with counted(full) as counts:
         assert drain.sweep() == 0
-    assert dict(counts) == {"reads": 1}
+    assert dict(counts) == {"claims": 1}
