@@ -34,7 +34,10 @@ def observed(database: Database, executed: Callable[[Connection, str], None]) ->
 
 @contextmanager
 def counted(database: Database) -> Iterator[Counter[str]]:
-    """Counts of ``claims`` (statements that wait for no fsync), ``reads``, ``writes`` (statements of commits) and ``commits`` (durable transactions)."""
+    """Counts of ``claims``, ``reads``, ``writes`` (statements of commits) and ``commits`` (durable transactions).
+
+    A claim is what waits for no fsync; so does a look of the sweep.
+    """
     counts: Counter[str] = Counter()
     wrote: set[int] = set()
     transaction = database.transaction
