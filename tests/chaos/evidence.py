@@ -104,7 +104,8 @@ class Evidence:
 
 
 _RUNS = """SELECT id, agent, status, parent_run_id, error, message_count, event_count,
-                  lease_token IS NOT NULL OR sweep_at IS NOT NULL, created_at, finished_at FROM agentq.runs"""
+                  coalesce(lease_until, sweep_at, lease_look_at, sweep_look_at) IS NOT NULL OR lease_token IS NOT NULL,
+                  created_at, finished_at FROM agentq.runs"""
 _MESSAGES = "SELECT run_id, position, payload FROM agentq.messages ORDER BY run_id, position"
 _EVENTS = "SELECT run_id, number, type, data, at FROM agentq.events ORDER BY run_id, number"
 _CALLS = """SELECT run_id, turn, index, position, call_id, tool, kind, status, code, on_unknown, attempt,
