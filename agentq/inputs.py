@@ -33,15 +33,19 @@ def checked_key(what: str, value: object) -> str | None:
 
 
 def json_object(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+    if not value:
+        return {}
     try:
-        found = to_json(dict(value or {}))
+        found = to_json(dict(value))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what} must be a JSON object: {error}") from error
     return dict(found)
 
 
 def checked_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
-    found: dict[Any, Any] = dict(tags or {})
+    if not tags:
+        return {}
+    found: dict[Any, Any] = dict(tags)
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise ConfigError(f"tags map text to text; {key!r}: {value!r} does not")
@@ -49,7 +53,9 @@ def checked_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def checked_limits(limits: Mapping[str, Any] | None) -> dict[str, Any]:
-    make_limits(Limits(), limits or {}, "this run")
+    if not limits:
+        return {}
+    make_limits(Limits(), limits, "this run")
     return json_object("limits", limits)
 
 
