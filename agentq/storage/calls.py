@@ -81,7 +81,7 @@ _FINISH = text(f"""
             -- Where only calls are left that a person is asked about, the run waits.
             status = CASE WHEN open_calls > 1 AND open_calls - 1 = asked_calls - :asked THEN 'waiting'
                           ELSE 'running' END,
-            event_count = event_count + 1, updated_at = now()
+            event_count = event_count + 1
         FROM bounded
         WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND lease_token IS NULL
             AND status NOT IN ('completed', 'failed', 'cancelled')
@@ -104,7 +104,7 @@ _ASK_RUN = text(f"""
     UPDATE agentq.runs SET
         asked_calls = asked_calls + 1,
         status = CASE WHEN open_calls = asked_calls + 1 THEN 'waiting' ELSE 'running' END,
-        event_count = event_count + 1, updated_at = now()
+        event_count = event_count + 1
     FROM bounded
     WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND runs.lease_token IS NULL
         AND status NOT IN ('completed', 'failed', 'cancelled')
@@ -127,7 +127,7 @@ _RESTART = text(f"""
     RETURNING status, queue, timeout_secs
 """)
 _RESUME_RUN = text("""
-    UPDATE agentq.runs SET asked_calls = asked_calls - 1, status = 'running', updated_at = now() WHERE id = :run_id
+    UPDATE agentq.runs SET asked_calls = asked_calls - 1, status = 'running' WHERE id = :run_id
 """)
 # Stronger than the lock of a claim: who is claiming now is waited for and seen as running.
 _NO_MORE_CLAIMS = text("SELECT 1 FROM agentq.runs WHERE id = :run_id FOR UPDATE")

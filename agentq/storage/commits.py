@@ -53,15 +53,15 @@ _LET_GO = f"""
     finished_at = CASE WHEN :ended THEN now() END"""
 _KEPT_UNTIL = """CASE WHEN lease_until < now() + make_interval(secs => CAST(:lease_secs AS float) / 2)
                          THEN now() + make_interval(secs => :lease_secs) ELSE lease_until END"""
-# The lease goes over to the next step, as a claim would have it. Its end is left alone where it can be.
-_HAND_ON = f"due_at = now(), claimed_at = now(), attempt = 1, {leased(_KEPT_UNTIL)}"
+# The lease goes over to the next step, as with a claim, but for what can be left alone: its end, and when it was.
+_HAND_ON = f"attempt = 1, {leased(_KEPT_UNTIL)}"
 _UPDATE = f"""UPDATE agentq.runs SET
     seq = :seq, status = :status, phase = :phase, turn = :turn, progress = :progress,
     message_count = :message_count, event_count = event_count + :events,
     reply = CASE WHEN :replied THEN event_count + :events ELSE reply END, on_unknown = :on_unknown,
     open_calls = :open_calls, asked_calls = :asked_calls, queue = :queue, timeout_secs = :timeout_secs,
     deadline_at = CASE WHEN NOT :ended THEN created_at + make_interval(secs => :run_secs) END,
-    {", ".join(f"{name} = :{name}" for name in COUNTS)}, updated_at = now(),{{then}}
+    {", ".join(f"{name} = :{name}" for name in COUNTS)},{{then}}
 FROM bounded
 WHERE id = :run_id AND seq = :old_seq AND lease_token IS NOT DISTINCT FROM :token
     AND (:even_if_cancelled OR NOT cancel_requested) AND status NOT IN ('completed', 'failed', 'cancelled')

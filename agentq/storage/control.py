@@ -21,9 +21,9 @@ _TIME_LIMIT = text("""
     SELECT CAST(EXTRACT(epoch FROM deadline_at - created_at) AS float) FROM agentq.runs
     WHERE id = :run_id AND deadline_at <= now()
 """)
-_ASK_CANCEL = text("UPDATE agentq.runs SET cancel_requested = true, updated_at = now() WHERE id = :run_id")
+_ASK_CANCEL = text("UPDATE agentq.runs SET cancel_requested = true WHERE id = :run_id")
 _COUNT_EVENT = text("""
-    UPDATE agentq.runs SET event_count = event_count + 1, updated_at = now() WHERE id = :run_id
+    UPDATE agentq.runs SET event_count = event_count + 1 WHERE id = :run_id
     RETURNING number, event_count
 """)
 _CHILDREN = text("""

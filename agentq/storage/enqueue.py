@@ -17,7 +17,10 @@ from agentq.wire import STEP_QUEUE
 _COLUMNS = """id, agent, status, phase, seq, turn, depth, progress, context, tags, idempotency_key,
                                  thread_id, thread_position, parent_run_id, parent_turn, parent_index, message_count,
                                  event_count, queue, due_at, sweep_at, sweep_look_at, lease_look_at, deadline_at"""
-_INSERT = text(f"""
+# "ON CONFLICT" writes a row twice, so to say: there is none where there is no key.
+_OTHER = "ON CONFLICT (agent, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
+_INSERT, _INSERT_KEYED = (
+    text(f"""
     WITH run AS (
         INSERT INTO agentq.runs ({_COLUMNS})
         VALUES (:id, :agent, 'queued', 'recall', 0, 0, :depth, :progress, :context, CAST(:tags AS jsonb),
@@ -25,13 +28,15 @@ _INSERT = text(f"""
                 -- Looked at for its lease before it has one, so that the first claim need not change that.
                 :queue, now(), {FIRST_PATIENCE}, {FIRST_PATIENCE}, {FIRST_PATIENCE},
                 now() + make_interval(secs => :run_secs))
-        ON CONFLICT (agent, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING
+        {other}
         RETURNING id, number, event_count
     ), told AS (
         {journal.ADD}
     )
     SELECT id FROM run
 """)
+    for other in ("", _OTHER)
+)
 MANY = 10_000
 # Only the first are announced by who enqueues them: the sweep looks for the others at once.
 _MANY_AT = f"CASE WHEN n <= :announced THEN {FIRST_PATIENCE} ELSE now() END"
@@ -109,7 +114,7 @@ def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
         "run_secs": new.run_secs,
     }
     values |= _told(new)
-    if connection.first(_INSERT, values) is None:
+    if connection.first(_INSERT if new.idempotency_key is None else _INSERT_KEYED, values) is None:
         same = _same(connection, new)
         if same is None:
             raise RunFinishedError(

@@ -2,10 +2,10 @@
 
 A row is numbered as its last event, and has one at least. It is JSON text, ``[[type, data], …]`` and ``[[position,
 message], …]``, which Postgres only passes on. An event does not repeat what the message beside it says: it has the
-message's place in the row then, ``[type, data, place]``. The views ``agentq.messages`` and ``agentq.events`` are for
-reading: they have a row for each, with all there is to say.
+message's place in the row then, ``[type, data, place]``; a step with nothing else to say is ``[seq, ms]``, or ``[seq,
+ms, input_tokens, output_tokens]``. The views ``agentq.messages`` and ``agentq.events`` are for reading: they have a row
+for each, with all there is to say.
 """
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,6 +37,12 @@ _EVENTS = text(f"""
 """)
 
 
+def updated_at(run: str) -> str:
+    """The SQL for when a row of ``runs`` was changed last; ``run`` is its alias in the statement."""
+    latest = f"SELECT j.at FROM agentq.journal j WHERE j.run = {run}.number ORDER BY j.number DESC LIMIT 1"
+    return f"coalesce(({latest}), {run}.created_at)"
+
+
 @dataclass(frozen=True)
 class NewEvent:
     """What happened; ``data`` never holds a prompt or a result."""
@@ -61,7 +67,14 @@ def _short(event: NewEvent, message: Message | None) -> list[Any]:
     facts = _facts(event.type, message)
     if not facts or not facts.items() <= event.data.items():
         return [event.type, event.data]
-    return [event.type, {name: value for name, value in event.data.items() if name not in facts}, 0]
+    rest = {name: value for name, value in event.data.items() if name not in facts}
+    if event.type == "step" and tuple(rest) in _PLAIN:
+        return [rest[name] for name in ("seq", "ms", *_TOKENS) if name in rest]
+    return [event.type, rest, 0]
+
+
+_TOKENS = ("input_tokens", "output_tokens")
+_PLAIN = (("seq", "ms"), ("seq", *_TOKENS, "ms"))
 
 
 def _facts(kind: str, message: Message | None) -> dict[str, Any]:

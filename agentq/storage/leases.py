@@ -8,7 +8,7 @@ from uuid import UUID
 from agentq.errors import LeaseLost
 from agentq.storage.rows import CallRef, dump
 from agentq.storage.sql import Connection, text
-from agentq.storage.steps import IS_LOST, NO_FSYNC, Again, leased, patience, swept
+from agentq.storage.steps import IS_LOST, NO_FSYNC, Again, begun_at, leased, patience, swept
 from agentq.wire import CallMessage, StepMessage
 
 # So many a round; those that are left over are only read once more.
@@ -88,7 +88,8 @@ _KEEP_STEP = text(f"""
     UPDATE agentq.runs SET {leased("now() + make_interval(secs => :lease_secs)")}
     WHERE id = (
         SELECT id FROM agentq.runs WHERE id = :run_id AND lease_until > now() AND worker = ANY(:mine)
-            AND now() < claimed_at + make_interval(secs => timeout_secs + :grace_secs) FOR NO KEY UPDATE SKIP LOCKED)
+            AND now() < {begun_at("runs")} + make_interval(secs => timeout_secs + :grace_secs)
+        FOR NO KEY UPDATE SKIP LOCKED)
 """)
 # With a token that nobody has: a renewal may be under way.
 _LET_GO_STEP = text(f"""
@@ -108,10 +109,13 @@ _KEEP_CALL = text("""
 """)
 _HOLDS = text("SELECT 1 FROM agentq.runs WHERE id = :run_id AND lease_token = :token")
 _IS_HUNG = """lease_until > now() AND worker = ANY(:mine)
-    AND now() >= claimed_at + make_interval(secs => timeout_secs + :grace_secs)"""
-_HUNG_STEP = text(f"SELECT worker FROM agentq.runs WHERE id = :run_id AND {_IS_HUNG}")
+    AND now() >= {begun_at} + make_interval(secs => timeout_secs + :grace_secs)"""
+_HUNG_STEP = text(f"""
+    SELECT worker FROM agentq.runs WHERE id = :run_id AND {_IS_HUNG.format(begun_at=begun_at("runs"))}
+""")
 _HUNG_CALL = text(f"""
-    SELECT worker FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND index = :index AND {_IS_HUNG}
+    SELECT worker FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND index = :index
+        AND {_IS_HUNG.format(begun_at="claimed_at")}
 """)
 _REANNOUNCE_STEPS = text(f"""
     UPDATE agentq.runs SET {swept(patience("due_at"))}

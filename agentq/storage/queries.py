@@ -12,17 +12,17 @@ from agentq.storage import journal
 from agentq.storage.rows import COUNTS, dump, to_run
 from agentq.storage.sql import Connection, text
 
-_COLUMNS = f"""id, agent, status, phase, seq, turn, attempt, created_at, updated_at, thread_id, parent_run_id,
-    tags, finished_at, due_at, lease_until, worker, cancel_requested, stop_reason, output, error, {", ".join(COUNTS)}"""
+_COLUMNS = f"""id, agent, status, phase, seq, turn, attempt, created_at, {journal.updated_at("runs")} AS updated_at,
+    thread_id, parent_run_id, tags, finished_at, due_at, lease_until, worker, cancel_requested, stop_reason, output,
+    error, {", ".join(COUNTS)}"""
 _RUN = text(f"SELECT {_COLUMNS} FROM agentq.runs WHERE id = :run_id")
 _STATUS = text("SELECT status, seq FROM agentq.runs WHERE id = :run_id")
 _LIST = text(f"""
     SELECT {_COLUMNS} FROM agentq.runs
     WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:agent AS text) IS NULL OR agent = :agent)
         AND (CAST(:tags AS jsonb) IS NULL OR tags @> CAST(:tags AS jsonb) AND tags <> '{{}}')
-        AND (CAST(:before AS text) IS NULL
-             OR (created_at, id) < (SELECT created_at, id FROM agentq.runs WHERE id = :before))
-    ORDER BY created_at DESC, id DESC LIMIT :limit
+        AND (CAST(:before AS text) IS NULL OR id < :before)
+    ORDER BY id DESC LIMIT :limit  -- which is by age, see agentq/ids.py
 """)
 _MESSAGES = text(f"SELECT messages FROM agentq.journal j WHERE {journal.IS_OF_RUN} AND messages IS NOT NULL")
 _APPROVALS = text("""

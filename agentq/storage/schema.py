@@ -32,8 +32,8 @@ threads = Table(
     Column("created_at", _TIME, nullable=False, server_default=_NOW),
 )
 
-# What changes with every step stands together at the end: Postgres logs a row from the first byte that an UPDATE
-# changes to the last one.
+# What changes with a step stands together, a tool's at the beginning and a model's at the end of that: Postgres logs a
+# row from the first byte that an UPDATE changes to the last one.
 runs = Table(
     "runs",
     metadata,
@@ -64,24 +64,25 @@ runs = Table(
     Column("lease_until", _TIME),
     Column("worker", Text),
     Column("sweep_at", _TIME),
+    # Since when it may be claimed; of no meaning while somebody has it.
+    Column("due_at", _TIME),
+    # See begun_at in agentq/storage/steps.py.
+    Column("claimed_at", _TIME),
     Column("status", Text, nullable=False),
     Column("progress", Text, nullable=False),
     Column("attempt", Integer, nullable=False, server_default="0"),
+    Column("turn", Integer, nullable=False),
+    Column("tool_calls", Integer, nullable=False, server_default="0"),
     Column("phase", Text, nullable=False),
     # Of the turn's only call, where the run's row is all there is of it; see Snapshot.is_single.
     Column("on_unknown", Text),
     Column("timeout_secs", Float),
-    Column("due_at", _TIME),
-    Column("claimed_at", _TIME),
-    Column("updated_at", _TIME, nullable=False, server_default=_NOW),
     Column("seq", Integer, nullable=False),
-    Column("turn", Integer, nullable=False),
     Column("message_count", Integer, nullable=False, server_default="0"),
     Column("event_count", Integer, nullable=False, server_default="0"),
     # The row of the journal that has the latest reply.
     Column("reply", Integer),
     Column("model_calls", Integer, nullable=False, server_default="0"),
-    Column("tool_calls", Integer, nullable=False, server_default="0"),
     Column("input_tokens", BigInteger),
     Column("output_tokens", BigInteger),
     Column("cache_read_tokens", BigInteger),
@@ -112,7 +113,6 @@ runs = Table(
     Index("runs_lease_look_at", "lease_look_at", postgresql_where=text("lease_look_at IS NOT NULL")),
     Index("runs_sweep_look_at", "sweep_look_at", postgresql_where=text("sweep_look_at IS NOT NULL")),
     Index("runs_deadline_at", "deadline_at", postgresql_where=text("deadline_at IS NOT NULL")),
-    Index("runs_created_at", "created_at"),
     Index("runs_parent", "parent_run_id", postgresql_where=text("parent_run_id IS NOT NULL")),
     Index("runs_tags", "tags", postgresql_using="gin", postgresql_where=text("tags <> '{}'::jsonb")),
 )

@@ -63,6 +63,15 @@ IS_LOST = """lease_until IS NOT NULL AND (lease_until < now()
     OR worker = CAST(:gone AS text) OR starts_with(worker, CAST(:gone AS text) || '/'))"""
 
 
+def begun_at(run: str) -> str:
+    """The SQL for when the tool that a step runs itself was begun; ``run`` is the alias of its row.
+
+    It was claimed then, or follows in its process on the reply that asked for it, whose commit does not say it twice.
+    """
+    replied = f"SELECT j.at FROM agentq.journal j WHERE j.run = {run}.number AND j.number = {run}.reply"
+    return f"greatest({run}.claimed_at, ({replied}))"
+
+
 def overdue(timeout_secs: str, claimed_at: str) -> str:
     """The SQL for: a tool outlived its time limit; its lease is let go some time after that, and not before."""
     return f"old_until - {claimed_at} > make_interval(secs => {timeout_secs} + :lease_secs)"
@@ -93,17 +102,18 @@ _TAKE_OVER = text(f"""
         -- Also when it was claimed, and by whom: should we die as well, that was our lease, and not the tool's.
         lease_token = :token, {leased("now() + make_interval(secs => :lease_secs)")}, claimed_at = now(),
         worker = :worker
-    FROM (SELECT id AS old_id, lease_until AS old_until, claimed_at AS old_claimed_at, worker AS lost_worker
+    FROM (SELECT id AS old_id, lease_until AS old_until, {begun_at("runs")} AS begun_at, worker AS lost_worker
           FROM agentq.runs WHERE id = :run_id AND {IS_LOST} FOR UPDATE SKIP LOCKED) old
     WHERE id = old_id
     RETURNING {SNAPSHOT_COLUMNS}, lost_worker AS worker, queue, false AS forgotten,
-        {overdue("timeout_secs", "old_claimed_at")} AS overdue
+        {overdue("timeout_secs", "begun_at")} AS overdue
 """)
 _RELEASE = text(f"""
     UPDATE agentq.runs SET
         lease_token = NULL, lease_until = NULL,
         -- Given back by one who did not begin it: an earlier claim may be forgotten still, see Claim.forgotten.
-        due_at = CASE WHEN due_at <= {FORGOT_AT} THEN due_at ELSE now() + make_interval(secs => :delay_secs) END,
+        due_at = CASE WHEN due_at <= {FORGOT_AT} AND NOT :follows THEN due_at
+                      ELSE now() + make_interval(secs => :delay_secs) END,
         {swept("now() + make_interval(secs => CASE WHEN :delay_secs > 0 THEN :delay_secs ELSE :patience_secs END)")},
         status = CASE WHEN seq = 0 THEN 'queued' ELSE status END,
         attempt = attempt - :forgive, event_count = event_count + :events
@@ -177,7 +187,7 @@ def release(
 ) -> Again:
     """Give the step back undone, due again after ``delay_secs``; ``forgive`` does not count the attempt."""
     values = {"run_id": claim.run_id, "seq": claim.seq, "token": claim.token, "delay_secs": delay_secs}
-    values |= {"patience_secs": patience_secs, "forgive": int(forgive), "events": len(events)}
+    values |= {"patience_secs": patience_secs, "forgive": int(forgive), "events": len(events), "follows": claim.follows}
     row = connection.execute(_RELEASE, values).first()
     if row is None:
         return Again()

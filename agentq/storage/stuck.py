@@ -6,15 +6,17 @@ from datetime import datetime
 from agentq.facts import Fleet, Gap
 from agentq.run import Status
 from agentq.storage import queries
+from agentq.storage.journal import updated_at
 from agentq.storage.sql import Connection, text
 
 # A queue that is only long has been looked at by then.
 PATIENCE_SECS = 120.0
 
 # The rule of ``agentq/why.py`` for all open runs at once; the codes are those of PROBLEMS there.
-_STUCK = text("""
+_STUCK = text(f"""
     WITH idle AS (
-        SELECT id, agent, status, phase, turn, open_calls, lease_token, due_at, sweep_at, updated_at, created_at
+        SELECT id, agent, status, phase, turn, open_calls, lease_token, due_at, sweep_at,
+            {updated_at("runs")} AS updated_at
         FROM agentq.runs
         WHERE status NOT IN ('completed', 'failed', 'cancelled') AND lease_until IS NULL
             AND NOT (status <> 'waiting' AND lease_token IS NULL AND due_at IS NOT NULL AND sweep_at IS NOT NULL)
@@ -51,20 +53,20 @@ _STUCK = text("""
             WHERE c.run_id = r.id AND c.turn = r.turn AND c.status <> 'done') c)
     SELECT id AS run_id, agent, status, problem, updated_at AS since,
         lease_token IS NULL AND NOT is_endless AS can_cancel
-    FROM found WHERE problem IS NOT NULL ORDER BY created_at, id
+    FROM found WHERE problem IS NOT NULL ORDER BY id
 """)
 # Grouped, as a queue without a worker may hold any number of them. A worker without the agent puts the due time of a
 # step off again and again, so that the last commit says better since when it waits.
-_OVERDUE = text("""
+_OVERDUE = text(f"""
     WITH work (id, agent, queue, since) AS (
-        SELECT id, agent, queue, coalesce(lease_until, least(due_at, updated_at)) FROM agentq.runs
+        SELECT id, agent, queue, coalesce(lease_until, least(due_at, {updated_at("runs")})) FROM agentq.runs
         WHERE status NOT IN ('completed', 'failed', 'cancelled') AND (
             lease_until <= now()
             OR lease_until IS NULL AND sweep_at IS NOT NULL AND due_at < now() + interval '15 s')
         UNION ALL
-        SELECT r.id, r.agent, c.queue, coalesce(c.lease_until, least(c.announced_at, r.updated_at))
-        FROM agentq.tool_calls c JOIN agentq.runs r ON r.id = c.run_id AND r.turn = c.turn
-        WHERE r.status NOT IN ('completed', 'failed', 'cancelled') AND (
+        SELECT runs.id, agent, c.queue, coalesce(c.lease_until, least(c.announced_at, {updated_at("runs")}))
+        FROM agentq.tool_calls c JOIN agentq.runs ON runs.id = c.run_id AND runs.turn = c.turn
+        WHERE runs.status NOT IN ('completed', 'failed', 'cancelled') AND (
             c.lease_until <= now() OR c.status = 'announced' AND c.sweep_at IS NOT NULL))
     SELECT agent, queue, count(DISTINCT id) AS runs, min(since) AS since,
         (array_agg(id ORDER BY since, id))[1] AS oldest

@@ -7,13 +7,14 @@ from pydantic import BaseModel
 from agentq.errors import RunNotFoundError
 from agentq.facts import Fleet, RunFacts
 from agentq.storage import queries
+from agentq.storage.journal import updated_at
 from agentq.storage.sql import Connection, text
 from agentq.why import Scene, Why, explain
 
 # How many levels of sub-agents are looked at; deeper ones are named.
 DEPTH = 3
 
-_TREE = text("""
+_TREE = text(f"""
     WITH RECURSIVE tree (id, level) AS (
         SELECT id, 0 FROM agentq.runs WHERE id = :run_id
         UNION
@@ -22,15 +23,17 @@ _TREE = text("""
             JOIN agentq.tool_calls c ON c.run_id = r.id AND c.turn = r.turn AND c.status <> 'done'
         WHERE c.child_run_id IS NOT NULL AND t.level < :depth)
     SELECT now() AS now, jsonb_agg(
-        to_jsonb(r) - CAST('{progress,context,output,tags}' AS text[]) || jsonb_build_object(
+        to_jsonb(r) - CAST('{{progress,context,output,tags}}' AS text[]) || jsonb_build_object(
+            'updated_at', {updated_at("r")},
+            'claimed_at', greatest(r.claimed_at, {updated_at("r")}),
             'calls', CASE WHEN r.on_unknown IS NULL THEN (
                 SELECT coalesce(jsonb_agg(to_jsonb(c) ORDER BY c.index), '[]') FROM agentq.tool_calls c
                 WHERE c.run_id = r.id AND c.turn = r.turn)
             ELSE (
                 SELECT jsonb_build_array(to_jsonb(r) || jsonb_build_object(
                     'index', 0, 'status', 'pending', 'kind', 'tool', 'child_run_id', NULL, 'announced_at', NULL,
-                    'call_id', CAST(j.messages AS json) #> '{0,1,calls,0}' ->> 'id',
-                    'tool', CAST(j.messages AS json) #> '{0,1,calls,0}' ->> 'name'))
+                    'call_id', CAST(j.messages AS json) #> '{{0,1,calls,0}}' ->> 'id',
+                    'tool', CAST(j.messages AS json) #> '{{0,1,calls,0}}' ->> 'name'))
                 FROM agentq.journal j WHERE j.run = r.number AND j.number = r.reply) END,
             'approvals', (SELECT coalesce(jsonb_agg(to_jsonb(a) - 'arguments' ORDER BY a.index), '[]')
                           FROM agentq.approvals a

@@ -79,7 +79,8 @@ def test_the_doctor_finds_a_run_that_nothing_moves_and_what_it_advises_ends_it(
     installation: Program, stage: Stage
 ) -> None:
     run_id = situations.queued(stage).id
-    stage.sql("UPDATE agentq.runs SET sweep_at = NULL, updated_at = now() - interval '3 h'")
+    stage.sql("UPDATE agentq.runs SET sweep_at = NULL")
+    stage.sql("UPDATE agentq.journal SET at = now() - interval '3 h'")
     done = installation("doctor", "--stuck")
     assert done.code == 1
     head, fix = done.out.splitlines()

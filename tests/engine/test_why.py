@@ -241,7 +241,7 @@ def test_long_overdue_work_that_no_running_worker_takes_is_told_apart(
 
 def test_a_run_put_off_by_workers_without_its_agent_is_overdue_however_often_it_is_put_off(stage: Stage) -> None:
     handle = situations.agent_nobody_has(stage)
-    stage.sql("UPDATE agentq.runs SET updated_at = updated_at - interval '5 min'")
+    stage.sql("UPDATE agentq.journal SET at = at - interval '5 min'")
     (found,) = overdue(stage.database)
     assert (found.oldest, "has agent 'test'" in found.gap.what) == (handle.id, True)
     (wait,) = handle.why().waiting_for

@@ -1,5 +1,6 @@
 """What the journal keeps is what is read from it, though an event does not repeat what the message beside it says."""
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -53,6 +54,31 @@ def test_an_event_is_read_as_it_was_written(database: Database, message: Message
     told = journal._facts("step", message) | {"seq": 3, "ms": 0}
     events = [NewEvent("step", told), NewEvent("run.ended", {"status": "failed", "reason": "x"})]
     assert written(database, events, [(7, message)]) == [(1, "step", told), (2, *vars(events[1]).values())]
+
+
+COUNTED = {"seq": 3, "input_tokens": 12, "output_tokens": 0, "ms": 4}
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        ({"seq": 3, "ms": 0}, [3, 0]),
+        (COUNTED, [3, 4, 12, 0]),
+        # All that is not as plain is said in full.
+        ({"ms": 0, "seq": 3}, None),
+        ({"seq": 3, "input_tokens": 12, "ms": 4}, None),
+        (COUNTED | {"cache_read_tokens": 5}, None),
+        ({"seq": 3, "worker": "w", "ms": 0}, None),
+        ({"seq": 3, "ms": 0, "retry": {"reason": "x"}}, None),
+    ],
+)
+@pytest.mark.parametrize("message", [ASKS, MESSAGES[4]], ids=["model", "tools"])
+def test_a_plain_step_is_kept_as_its_numbers_and_read_in_full(
+    database: Database, message: Message, data: dict[str, object], kept: list[int] | None
+) -> None:
+    told = journal._facts("step", message) | data
+    assert json.loads(journal.happened([NewEvent("step", told)], message)) == [kept or ["step", data, 0]]
+    assert written(database, [NewEvent("step", told)], [(7, message)]) == [(1, "step", told)]
 
 
 def test_an_event_that_says_less_than_the_message_beside_it_is_not_added_to(database: Database) -> None:

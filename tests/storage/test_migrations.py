@@ -112,6 +112,10 @@ def test_a_run_of_an_older_release_goes_on_after_the_upgrade(new_database_url: N
     assert [event.number for event in handle.events(follow=False)] == [1, 2, 3, 4, 5]
     run = handle.run()
     assert (run.model_calls, run.tool_calls, (run.usage.input_tokens or 0) > 5) == (2, 1, True)
+    assert run.updated_at == [*handle.events(follow=False)][-1].at
+    new = drain.enqueue(drain.client.agents["test"])
+    drain.work()
+    assert new.run().is_terminal
     database.dispose()
 
 
