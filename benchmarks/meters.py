@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import psutil
 
-from agentq.embedded.account import server_account
-from agentq.embedded.places import programs
 from benchmarks.place import Place
 from tests.waiting import eventually
 
@@ -103,7 +101,7 @@ class Meter:
             return 0, 0, 0
         folder = self._place.postgres.data / "pg_wal"
         words = ["--stats=record", f"--path={folder}", f"--start={start}", f"--end={end}"]
-        command = [str(programs(server_account()) / "pg_waldump"), *words]
+        command = [self._place.postgres.program("pg_waldump"), *words]
         shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         return int(row[0]), _total_images(shown), _commits(shown)
 

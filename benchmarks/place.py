@@ -61,6 +61,10 @@ class Place:
             shutil.rmtree(folder)
 
 
+# The folder with the programs of the Postgres to measure on; without it, that of the ``embedded`` extra.
+BINARIES = "BENCH_POSTGRES"
+
+
 @contextmanager
 def place() -> Iterator[Place]:
     """Everything is started, and gone at the end whatever became of it."""
@@ -72,7 +76,8 @@ def place() -> Iterator[Place]:
     for name in ("postgres", "redis"):
         (folder / name).mkdir()
     try:
-        postgres = Postgres(folder / "postgres", options=["fsync=on"])
+        binaries = Path(given) if (given := os.environ.get(BINARIES)) else None
+        postgres = Postgres(folder / "postgres", options=["fsync=on"], binaries=binaries)
         with running(postgres), running(Redis(folder / "redis")) as redis:
             yield Place(folder, postgres, redis)
     finally:

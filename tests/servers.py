@@ -214,9 +214,10 @@ class RabbitMQ(Server):
 
 @dataclass
 class Postgres(Server):
-    """The embedded Postgres' programs on a TCP port, with options of the test's own."""
+    """A Postgres on a TCP port, with options of the test's own: ``binaries``, or the embedded one's programs."""
 
     options: Sequence[str] = ()
+    binaries: Path | None = None
 
     @property
     def url(self) -> str:
@@ -240,7 +241,7 @@ class Postgres(Server):
     def _run(self, name: str, *arguments: str) -> None:
         account = self.account()
         subprocess.run(
-            [str(programs(account) / name), *arguments],
+            [self.program(name), *arguments],
             cwd=self.data,
             user=account.uid,
             group=account.gid,
@@ -249,10 +250,13 @@ class Postgres(Server):
             capture_output=True,
         )
 
+    def program(self, name: str) -> str:
+        return str((self.binaries or programs(self.account())) / name)
+
     def command(self) -> list[str]:
         fixed = ["listen_addresses=127.0.0.1", f"unix_socket_directories={self.data}", "fsync=off"]
         options = [word for option in [*fixed, *self.options] for word in ("-c", option)]
-        return [str(programs(self.account()) / "postgres"), "-D", str(self.data), "-p", str(self.port), *options]
+        return [self.program("postgres"), "-D", str(self.data), "-p", str(self.port), *options]
 
     def answers(self) -> bool:
         try:

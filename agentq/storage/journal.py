@@ -6,6 +6,7 @@ message's place in the row then, ``[type, data, place]``; a step with nothing el
 ms, input_tokens, output_tokens]``. The views ``agentq.messages`` and ``agentq.events`` are for reading: they have a row
 for each, with all there is to say.
 """
+
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -119,6 +119,21 @@ def test_a_run_of_an_older_release_goes_on_after_the_upgrade(new_database_url: N
     database.dispose()
 
 
+def test_long_texts_are_kept_with_lz4_where_the_server_has_it(database: Database) -> None:
+    with database.autocommit() as connection:
+        try:
+            connection.execute("CREATE TEMPORARY TABLE probe (text text COMPRESSION lz4)")
+            method = "l"
+        except psycopg.errors.FeatureNotSupported:
+            method = ""
+        kept = connection.execute("""
+            SELECT attcompression FROM pg_attribute WHERE (attrelid, attname) IN (
+                ('agentq.journal'::regclass, 'messages'), ('agentq.runs'::regclass, 'context'),
+                ('agentq.runs'::regclass, 'output'), ('agentq.approvals'::regclass, 'arguments'))
+        """)
+        assert kept.scalars() == [method] * 4
+
+
 def test_what_a_deleted_run_has_left_is_deleted_with_it(database: Database) -> None:
     test = Agent("test", model=Scripted(["done"] * 2))
     drain = Drain(database, test)
