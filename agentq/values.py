@@ -8,8 +8,10 @@ else:
 
     def replace(value: Any, /, **changes: Any) -> Any:
         """``dataclasses.replace`` for a dataclass without slots and without anything to do after its making."""
-        if unknown := changes.keys() - value.__dict__.keys():
-            raise TypeError(f"{type(value).__name__} has no field {min(unknown)}")
+        fields = value.__dict__
+        changed = fields | changes
+        if len(changed) != len(fields):
+            raise TypeError(f"{type(value).__name__} has no field {min(changes.keys() - fields.keys())}")
         copy = object.__new__(type(value))
-        copy.__dict__.update(value.__dict__, **changes)
+        copy.__dict__.update(changed)
         return copy
