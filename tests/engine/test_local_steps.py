@@ -12,6 +12,7 @@ from agentq import Agent, Hooks, RunContext, tool
 from agentq.engine import Engine
 from agentq.errors import UnavailableError
 from agentq.providers.scripted import Call, Scripted
+from agentq.storage import leases, steps
 from agentq.storage.database import Database
 from agentq.storage.sql import Connection
 from agentq.wire import StepMessage
@@ -242,3 +243,48 @@ def test_what_a_hook_sets_in_a_context_variable_is_not_seen_by_the_next_step(dat
     drain.enqueue(test)
     drain.work()
     assert seen == [0] * TURNS
+
+
+def test_a_tool_late_in_a_stay_has_its_time_from_its_own_begin_on(database: Database) -> None:
+    told: list[tuple[str | None, bool]] = []
+
+    @tool(inline=True, timeout=60)
+    def look_long(n: int, ctx: RunContext) -> str:
+        """Look something up."""
+        for hours in (0, 2) if n == 2 else ():
+            with database.autocommit() as connection:
+                # The stay began, and with ``hours`` this tool did too, longer ago than a tool may take.
+                connection.execute("UPDATE agentq.runs SET claimed_at = now() - interval '2 hours'")
+                connection.execute("UPDATE agentq.journal SET at = at - make_interval(hours => %s)", (hours,))
+                before = connection.execute("SELECT lease_until FROM agentq.runs").scalar()
+                due = leases.Due("run", ctx.run_id, 0, 0, "running", True)
+                mine = [drain.engine.services.worker]
+                hung = leases.keep(connection, due, mine=mine, lease_secs=3600, grace_secs=1)
+                after = connection.execute("SELECT lease_until FROM agentq.runs").scalar()
+                told.append((hung, after > before))
+        return "found"
+
+    script = [Call("look_long", {"n": n}) for n in range(TURNS)]
+    drain = Drain(database, test := Agent("test", model=Scripted([*script, "done"]), tools=[look_long]), local_steps=64)
+    drain.enqueue(test)
+    drain.work()
+    assert len(drain.sent) == 1
+    assert told == [(None, True), (drain.engine.services.worker, False)]
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_only_a_claim_can_be_forgotten_by_the_server_and_not_a_commit_that_kept_the_lease(
+    database: Database, follows: bool
+) -> None:
+    drain = Drain(database, test := looker())
+    handle = drain.enqueue(test)
+    with database.autocommit() as connection:
+        # A crash of the server lies between the run's last wake-up and what follows in its process.
+        connection.execute("UPDATE agentq.runs SET due_at = '-infinity'")
+        taken = steps.claim(connection, handle.id, 0, lease_secs=30, worker="w")
+        assert taken is not None
+        assert taken[0].forgotten
+        steps.release(connection, replace(taken[0], follows=follows), patience_secs=5, forgive=True)
+        again = steps.claim(connection, handle.id, 0, lease_secs=30, worker="w")
+        assert again is not None
+        assert again[0].forgotten is not follows
