@@ -1,7 +1,8 @@
 """Put Celery's messages on Redis queues as kombu would, at a third of its cost: for the one hop of every step.
 
 kombu makes a client and declares the queue for every message. What it would send is sent here too, field for field
-(``tests/workers/test_redis_queues.py`` compares), and workers read it with kombu.
+(``tests/workers/test_redis_queues.py`` compares), and workers read it with kombu. Not for a list of brokers, of which kombu
+takes the next where one is away.
 """
 
 import json
@@ -32,10 +33,11 @@ class RedisQueues:
 
     def _connected(self) -> redis.Redis:
         if self._client is None:
-            with self._connect() as connection:
-                channel: Any = connection.channel()
-                # kombu's reading of the URL and of the options, without its limit of ten connections.
-                pool = channel.pool
+            transport: Any = self._connect().transport
+            channel = transport.create_channel(transport)
+            # kombu's reading of the URL and of the options, without its limit of ten connections.
+            pool = channel.pool
+            transport.close_connection(transport)
             again = Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
             own = redis.ConnectionPool(pool.connection_class, **{**pool.connection_kwargs, "retry": again})
             self._client = redis.Redis(connection_pool=own)

@@ -71,6 +71,13 @@ runs = Table(
     Column("status", Text, nullable=False),
     Column("progress", Text, nullable=False),
     Column("attempt", Integer, nullable=False, server_default="0"),
+    # Calls with a row that have not come back.
+    Column("open_calls", Integer, nullable=False, server_default="0"),
+    # Of these, those that a person is asked about: where there are no others, the run waits.
+    Column("asked_calls", Integer, nullable=False, server_default="0"),
+    # When the sweep looks at the row, never later than lease_until and sweep_at say. See agentq/storage/steps.py.
+    Column("lease_look_at", _TIME),
+    Column("sweep_look_at", _TIME),
     Column("turn", Integer, nullable=False),
     Column("tool_calls", Integer, nullable=False, server_default="0"),
     Column("phase", Text, nullable=False),
@@ -88,13 +95,6 @@ runs = Table(
     Column("cache_read_tokens", BigInteger),
     Column("cache_write_tokens", BigInteger),
     Column("reasoning_tokens", BigInteger),
-    # Calls with a row that have not come back.
-    Column("open_calls", Integer, nullable=False, server_default="0"),
-    # Of these, those that a person is asked about: where there are no others, the run waits.
-    Column("asked_calls", Integer, nullable=False, server_default="0"),
-    # When the sweep looks at the row for these two: never later than they say. See agentq/storage/steps.py.
-    Column("lease_look_at", _TIME),
-    Column("sweep_look_at", _TIME),
     ForeignKeyConstraint(["thread_id"], [f"{SCHEMA}.threads.id"]),
     Index(
         "runs_of_key",

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import closing
@@ -20,6 +21,7 @@ from agentq.storage.database import Database
 from agentq.storage.schema import SCHEMA, metadata
 from agentq.wire import StepMessage
 from tests.engine.drain import Drain
+from tests.waiting import eventually
 
 NewDatabase = Callable[[], str]
 
@@ -91,11 +93,7 @@ def test_a_run_of_an_older_release_goes_on_after_the_upgrade(new_database_url: N
         """Act."""
         return "acted"
 
-    database = Database(new_database_url())
-    config = migrate._config()
-    with migrate.connected(database) as connection:
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0003")
+    database = upgraded_to(new_database_url(), "0003")
     with database.transaction() as rows:
         for statement in OF_0003:
             rows.execute(statement)
@@ -116,6 +114,72 @@ def test_a_run_of_an_older_release_goes_on_after_the_upgrade(new_database_url: N
     new = drain.enqueue(drain.client.agents["test"])
     drain.work()
     assert new.run().is_terminal
+    database.dispose()
+
+
+def upgraded_to(url: str, revision: str) -> Database:
+    database = Database(url)
+    config = migrate._config()
+    with migrate.connected(database) as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+    return database
+
+
+ENQUEUE = """
+    WITH run AS (
+        INSERT INTO agentq.runs (id, agent, status, phase, seq, turn, depth, progress, context, tags, message_count,
+                                 event_count, queue, due_at)
+        VALUES (%s, 'test', 'queued', 'recall', 0, 0, 0, '{}', '{}', '{}', 1, 1, 'agentq', now())
+        RETURNING number)
+"""
+TOLD = """INSERT INTO agentq.journal (run, number, events) SELECT number, 1, '[["run.enqueued",{}]]' FROM run"""
+
+
+# The server locks the two tables in the order of their statements.
+@pytest.mark.parametrize("rest", [TOLD, f", told AS ({TOLD}) SELECT 1"], ids=["journal first", "runs first"])
+def test_what_producers_write_during_an_upgrade_is_not_lost(new_database_url: NewDatabase, rest: str) -> None:
+    database = upgraded_to(url := new_database_url(), "0005")
+    written: list[str] = []
+    done = threading.Event()
+
+    def produce() -> None:
+        with closing(psycopg.connect(url, autocommit=True)) as connection:
+            while not done.is_set():
+                connection.execute(ENQUEUE + rest, (new := f"run_{len(written)}",))
+                written.append(new)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    eventually(lambda: len(written) > 500, within=30, what="some runs are there")
+    migrate.upgrade(database)
+    before = len(written)
+    eventually(lambda: len(written) > before + 10, within=30, what="the producer goes on")
+    done.set()
+    producer.join()
+    with database.autocommit() as connection:
+        assert set(connection.execute("SELECT id FROM agentq.runs").scalars()) == set(written)
+        orphans = "SELECT count(*) FROM agentq.journal WHERE run NOT IN (SELECT number FROM agentq.runs)"
+        assert connection.execute(orphans).scalar() == 0
+    database.dispose()
+
+
+def test_an_upgrade_keeps_what_others_have_attached_to_the_runs(new_database_url: NewDatabase) -> None:
+    database = upgraded_to(new_database_url(), "0005")
+    with database.autocommit() as connection:
+        connection.execute("GRANT SELECT ON agentq.runs TO public")
+        connection.execute("CREATE VIEW failures AS SELECT id, error FROM agentq.runs WHERE status = 'failed'")
+        connection.execute("CREATE INDEX own_index ON agentq.runs (agent)")
+        connection.execute("ALTER TABLE agentq.runs REPLICA IDENTITY FULL")
+    migrate.upgrade(database)
+    with database.autocommit() as connection:
+        kept = connection.execute("""
+            SELECT array_to_string(relacl, ' ') LIKE '%=r/%' AS grants, relreplident,
+                to_regclass('failures') IS NOT NULL AS view, to_regclass('agentq.own_index') IS NOT NULL AS own,
+                reloptions
+            FROM pg_class WHERE oid = 'agentq.runs'::regclass
+        """)
+        assert tuple(kept.one()) == (True, "f", True, True, ["fillfactor=70"])
     database.dispose()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery.signals import after_task_publish, before_task_publish
 
 from agentq import producer
 from agentq.errors import UnavailableError
@@ -44,7 +45,7 @@ def test_a_message_is_kombus_own_field_for_field(
 ) -> None:
     make_dispatcher(redis_url).send(wake_up)
     (quick,) = take(redis_url, wake_up.queue)
-    monkeypatch.setattr(producer, "_is_redis", lambda app: False)
+    monkeypatch.setattr(producer, "_is_one_redis", lambda app: False)
     make_dispatcher(redis_url).send(wake_up)
     (usual,) = take(redis_url, wake_up.queue)
     assert quick == usual
@@ -104,3 +105,33 @@ def test_a_broker_that_is_away_is_told_without_its_password() -> None:
         dispatcher.send(STEP)
     assert "127.0.0.1:1" in str(told.value)
     assert "sesame" not in str(told.value)
+
+
+def test_of_several_brokers_the_next_is_taken_where_one_is_away(redis_url: str) -> None:
+    dispatcher = make_dispatcher(f"redis://127.0.0.1:1/0;{redis_url}")
+    dispatcher.send(STEP)
+    assert len(take(redis_url, STEP.queue)) == 1
+
+
+def test_who_listens_to_celerys_signals_of_publishing_is_told_and_may_add_headers(redis_url: str) -> None:
+    told: list[str] = []
+
+    def before(sender: str, headers: dict[str, Any], **_: Any) -> None:
+        headers["traceparent"] = "00-1"
+
+    def after(sender: str, **_: Any) -> None:
+        told.append(sender)
+
+    dispatcher = make_dispatcher(redis_url)
+    before_task_publish.connect(before)
+    after_task_publish.connect(after)
+    try:
+        dispatcher.send(STEP)
+    finally:
+        before_task_publish.disconnect(before)
+        after_task_publish.disconnect(after)
+    dispatcher.send(STEP)
+    traced, plain = take(redis_url, STEP.queue)
+    assert told == ["agentq.step"]
+    assert traced["headers"].pop("traceparent") == "00-1"
+    assert traced == plain

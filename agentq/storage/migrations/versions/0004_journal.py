@@ -13,6 +13,8 @@ _KEPT = """created_at, id, agent, depth, context, tags, idempotency_key, thread_
 _USAGE = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 
 STATEMENTS = (
+    # What is written meanwhile would not be copied.
+    "LOCK TABLE agentq.runs, agentq.messages, agentq.events IN ACCESS EXCLUSIVE MODE",
     "CREATE TABLE agentq.runs_0003 AS SELECT * FROM agentq.runs",
     # With the foreign keys to it.
     "DROP TABLE agentq.runs CASCADE",
