@@ -1,8 +1,8 @@
 """Put Celery's messages on Redis queues as kombu would, at a third of its cost: for the one hop of every step.
 
 kombu makes a client and declares the queue for every message. What it would send is sent here too, field for field
-(``tests/workers/test_redis_queues.py`` compares), and workers read it with kombu. Not for a list of brokers, of which kombu
-takes the next where one is away.
+(``tests/workers/test_redis_queues.py`` compares), and workers read it with kombu. Not for a list of brokers, of which
+kombu takes the next where one is away.
 """
 
 import json
