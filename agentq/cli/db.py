@@ -35,7 +35,10 @@ def _database(given: Mapping[str, Any]) -> Iterator[Database]:
 @db.command()
 @click.pass_obj
 def upgrade(given: dict[str, Any], /) -> None:
-    """Create or upgrade the schema; safe to repeat, and from two places at once."""
+    """Create or upgrade the schema; safe to repeat, and from two places at once.
+
+    Stop the workers of the older release first: they cannot save on a newer schema.
+    """
     with _database(given) as database:
         before = migrate.current(database)
         migrate.upgrade(database)

@@ -17,7 +17,7 @@ from agentq.wire import STEP_QUEUE
 _COLUMNS = """id, agent, status, phase, seq, turn, depth, progress, context, tags, idempotency_key,
                                  thread_id, thread_position, parent_run_id, parent_turn, parent_index, message_count,
                                  event_count, queue, due_at, sweep_at, sweep_look_at, lease_look_at, deadline_at"""
-# "ON CONFLICT" writes a row twice, so to say: there is none where there is no key.
+# Only where there is a key: Postgres logs one record more for a row that might have met another.
 _OTHER = "ON CONFLICT (agent, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
 _INSERT, _INSERT_KEYED = (
     text(f"""

@@ -66,6 +66,19 @@ def test_a_connection_that_was_cut_is_opened_again(redis_url: str) -> None:
     assert len(take(redis_url, STEP.queue)) == 3
 
 
+def test_a_message_is_one_command(tmp_path: Path) -> None:
+    with running(server := Redis(tmp_path)):
+        dispatcher = make_dispatcher(server.url)
+        dispatcher.send(STEP)
+        with server.client() as client:
+            client.config_resetstat()
+            for _ in range(10):
+                dispatcher.send(STEP)
+            counts = {name: stat["calls"] for name, stat in client.info("commandstats").items()}
+    assert counts.pop("cmdstat_config|resetstat", 1) == 1
+    assert counts == {"cmdstat_lpush": 10}
+
+
 def test_many_threads_send_at_once(redis_url: str) -> None:
     dispatcher = make_dispatcher(redis_url)
     with ThreadPoolExecutor(40) as threads:
