@@ -144,7 +144,7 @@ def test_what_producers_write_during_an_upgrade_is_not_lost(new_database_url: Ne
     done = threading.Event()
 
     def produce() -> None:
-        with closing(psycopg.connect(url, autocommit=True)) as connection:
+        with closing(psycopg.connect(url, autocommit=True, prepare_threshold=None)) as connection:
             while not done.is_set():
                 connection.execute(ENQUEUE + rest, (new := f"run_{len(written)}",))
                 written.append(new)
