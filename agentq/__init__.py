@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentq.client import Client, Handle
+    from agentq.client import Client
     from agentq.context import RunContext
     from agentq.errors import (
         AgentqError,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         WaitTimeoutError,
     )
     from agentq.face import Agent, Thread
+    from agentq.handle import Handle
     from agentq.hooks import EndRun, Hooks
     from agentq.limits import Limits
     from agentq.memory import Memory
@@ -82,7 +83,7 @@ __all__ = [
 # Where the names live. They are imported when they are asked for: importing all takes most of a second, which
 # ``agentq --help`` and a module that only wants ``ToolError`` need not pay.
 _HOMES = {
-    "agentq.client": ("Client", "Handle"),
+    "agentq.client": ("Client",),
     "agentq.face": ("Agent", "Thread"),
     "agentq.context": ("RunContext",),
     "agentq.errors": (
@@ -102,6 +103,7 @@ _HOMES = {
         "UnknownAgentError",
         "WaitTimeoutError",
     ),
+    "agentq.handle": ("Handle",),
     "agentq.hooks": ("EndRun", "Hooks"),
     "agentq.limits": ("Limits",),
     "agentq.memory": ("Memory",),

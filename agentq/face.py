@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any, TypedDict, Unpack
 
 from agentq.agent import AgentSpec
-from agentq.client import Client, Handle
+from agentq.client import Client
 from agentq.errors import ConfigError
+from agentq.handle import Handle
 from agentq.messages import Message
 from agentq.providers.registry import check
 from agentq.run import Result

@@ -12,8 +12,8 @@ from agentq.cli import options, timeline
 from agentq.cli.output import paint
 from agentq.cli.program import FAILED
 from agentq.cli.stage import LEASE_SECS, Stage, name_of, stage
-from agentq.client import Handle
 from agentq.errors import AgentqError, ConfigError
+from agentq.handle import Handle
 from agentq.providers.registry import check
 from agentq.run import Event, Run
 

@@ -12,8 +12,9 @@ from agentq import producer
 from agentq.cli import options, timeline
 from agentq.cli.output import approval_json, print_json
 from agentq.cli.program import FAILED, WAITS, say
-from agentq.client import Client, Handle
+from agentq.client import Client
 from agentq.errors import AgentqError, ErrorInfo, RunCancelledError, RunFailedError
+from agentq.handle import Handle
 from agentq.run import Approval, Result
 from agentq.storage import migrate
 

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from agentq.cli import options, timeline
 from agentq.cli.output import age, approval_json, local, paint, paint_status, print_json, print_table
 from agentq.cli.run import print_approvals
-from agentq.client import Handle
+from agentq.handle import Handle
 from agentq.messages import AssistantMessage, Message, ToolMessage
 from agentq.run import Run, Status
 

@@ -13,9 +13,9 @@ from agentq.cli import options
 from agentq.cli.pools import Child, Kind, Lifeline, Pool, environment
 from agentq.cli.program import say
 from agentq.cli.supervisor import supervise
-from agentq.client import start_embedded, with_embedded
 from agentq.config import Settings
 from agentq.errors import ConfigError
+from agentq.link import start_embedded, with_embedded
 from agentq.registry import load_agents
 from agentq.storage import leases, migrate
 from agentq.storage.database import Database
