@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agentq.approvals import ApprovalRule, Approve, NeedsApproval, Reject, Respond, Settle
     from agentq.client import Client
     from agentq.context import RunContext
     from agentq.errors import (
@@ -41,6 +42,8 @@ __all__ = [
     "AgentqError",
     "Approval",
     "ApprovalNotPendingError",
+    "ApprovalRule",
+    "Approve",
     "AssistantMessage",
     "Client",
     "ConfigError",
@@ -53,8 +56,11 @@ __all__ = [
     "Limits",
     "Memory",
     "Message",
+    "NeedsApproval",
     "NotHappened",
     "ProviderError",
+    "Reject",
+    "Respond",
     "Result",
     "Run",
     "RunCancelledError",
@@ -63,6 +69,7 @@ __all__ = [
     "RunFinishedError",
     "RunNotFoundError",
     "SchemaOutdatedError",
+    "Settle",
     "Thread",
     "ThreadBusyError",
     "Tool",
@@ -83,6 +90,7 @@ __all__ = [
 # Where the names live. They are imported when they are asked for: importing all takes most of a second, which
 # ``agentq --help`` and a module that only wants ``ToolError`` need not pay.
 _HOMES = {
+    "agentq.approvals": ("ApprovalRule", "Approve", "NeedsApproval", "Reject", "Respond", "Settle"),
     "agentq.client": ("Client",),
     "agentq.face": ("Agent", "Thread"),
     "agentq.context": ("RunContext",),

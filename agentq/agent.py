@@ -9,15 +9,16 @@ from typing import Any, Literal, ParamSpec
 
 from pydantic import ValidationError
 
+from agentq.approvals import ApprovalRule, Predicate, checked_rules
 from agentq.arguments import problems
 from agentq.errors import ConfigError
 from agentq.hooks import Hooks, by_moment
-from agentq.limits import Limits
+from agentq.limits import Limits, is_duration
 from agentq.memory import Memory
 from agentq.output import OUTPUT_TOOL, OutputSchema
 from agentq.results import to_json
 from agentq.text import clean
-from agentq.tools import Tool, check_name, is_duration, tool
+from agentq.tools import Tool, check_name, tool
 
 ToolExceptionRule = Literal["report", "fail"] | Callable[[Exception], str]
 P = ParamSpec("P")
@@ -54,7 +55,7 @@ class AgentSpec:
         fallback: Sequence[Any] = (),
         instructions: str = "",
         tools: Sequence[Tool | Callable[..., Any]] = (),
-        approve: Sequence[str] = (),
+        approve: Sequence[str] | Mapping[str, bool | Predicate | ApprovalRule] = (),
         output: Any = None,
         limits: Limits | Mapping[str, Any] | None = None,
         on_tool_exception: ToolExceptionRule = "report",
@@ -66,7 +67,7 @@ class AgentSpec:
     ) -> None:
         check_name("agent", name)
         where = f"agent {name!r}"
-        _check_lists(where, fallback=fallback, tools=tools, approve=approve, hooks=hooks)
+        _check_lists(where, fallback=fallback, tools=tools, hooks=hooks)
         _check_texts(where, instructions=instructions, description=description)
         if not callable(on_tool_exception) and on_tool_exception not in ("report", "fail"):
             raise ConfigError(f"{where}: on_tool_exception is 'report', 'fail' or a function of the exception")
@@ -80,7 +81,7 @@ class AgentSpec:
             self._check_model(each)
         self.instructions = clean(instructions)
         self.tools = _toolset(where, tools)
-        self.approve = _approve(where, approve, self.tools)
+        self.approve = checked_rules(where, approve, self.tools)
         self.output = None if output is None else OutputSchema(output, where)
         self.limits = limits if isinstance(limits, Limits) else make_limits(Limits(), limits or {}, where)
         self.on_tool_exception = on_tool_exception
@@ -173,14 +174,3 @@ def _settings(where: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         return dict(to_json(json.loads(json.dumps(dict(settings), allow_nan=False))))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: model_settings are not a JSON object: {error}") from error
-
-
-def _approve(where: str, approve: Iterable[Any], tools: Mapping[str, Tool]) -> frozenset[str]:
-    names = tuple(approve)
-    for name in names:
-        if not isinstance(name, str):
-            raise ConfigError(f"{where}: approve holds names of tools, not {name!r}")
-        if name not in tools:
-            known = ", ".join(tools) or "none"
-            raise ConfigError(f"{where}: approve names {name!r}, which is not one of its tools: {known}")
-    return frozenset(names)

@@ -157,7 +157,10 @@ class Client(Link):
             )
 
     def approvals(self, *, run_id: str | None = None, status: str | None = "pending") -> list[Approval]:
-        """Calls that wait for a person, the oldest first; ``status=None`` gives the decided ones too."""
+        """Calls that wait for a person, the oldest first; ``status=None`` gives the decided ones too.
+
+        Those of a run include what its sub-agents ask.
+        """
         with self.database.autocommit() as connection:
             return queries.approvals(connection, run_id=clean(run_id) if run_id else run_id, status=status)
 

@@ -2,10 +2,12 @@
 
 import logging
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 from agentq.agent import AgentSpec
+from agentq.approvals import Decision
 from agentq.errors import ErrorInfo, LeaseLost
 from agentq.hooks import EndRun
 from agentq.messages import ToolResult
@@ -15,12 +17,16 @@ from agentq.run import OpenCall, Snapshot
 from agentq.saving import Saver
 from agentq.services import Services
 from agentq.steps.base import call_hooks, context
-from agentq.steps.tool_batch import CallDone, interrupted
-from agentq.storage import children, control, queries
+from agentq.steps.tool_batch import CallDone
+from agentq.storage import approvals, children, control, queries
 from agentq.storage.journal import NewEvent
 from agentq.storage.rows import CallRef
+from agentq.storage.sql import Connection
 from agentq.storage.steps import Again
 from agentq.transition import decide, time_is_over
+from agentq.values import replace
+from agentq.verdicts import Verdict, expired
+from agentq.wire import WakeUp
 
 logger = logging.getLogger(__name__)
 
@@ -32,53 +38,72 @@ class Control:
         self.services = services
         self.saver = Saver(services)
 
-    def decide_call(
-        self, run_id: str, call_id: str, *, approved: bool, decided_by: str, reason: str | None = None
-    ) -> None:
-        """Record a person's decision; the last one of the turn lets the run go on.
+    def decide(self, decisions: Mapping[str, Mapping[str, Decision]], *, decided_by: str) -> None:
+        """Record what a person decided of waiting calls, by run and call id, all or none; the runs go on from there.
 
-        Raises RunNotFoundError, or ApprovalNotPendingError when somebody else has decided or the run has ended.
+        Raises RunNotFoundError, or ApprovalNotPendingError when somebody was faster, it is too late, or the run has
+        ended.
         """
-        data = {"call_id": call_id, "decision": "approved" if approved else "rejected", "by": decided_by}
         with self.services.database.transaction() as connection:
-            snapshot, _ = control.lock(connection, run_id)
-            left, said = control.decide_approval(
-                connection, snapshot, call_id, approved=approved, decided_by=decided_by, reason=reason
-            )
-            control.note(connection, run_id, NewEvent("approval.decided", data), said)
-            if left > 0:
-                return
-            snapshot, _ = control.lock(connection, run_id)
-            transition = decide(snapshot, Decided())
-            after, wake_ups = self.saver.apply(connection, transition, None, [])
-        self.saver.send(wake_ups)
-        self.after(after)
+            # In one order, so that two people who decide at once wait for each other and not both.
+            ends = [self._decide(connection, run_id, decisions[run_id], decided_by) for run_id in sorted(decisions)]
+        for after, wake_ups in ends:
+            self.saver.send(wake_ups)
+            self.after(after)
 
-    def settle_call(
+    def _decide(
+        self, connection: Connection, run_id: str, decisions: Mapping[str, Decision], decided_by: str
+    ) -> tuple[Snapshot, list[WakeUp]]:
+        snapshot, _ = control.lock(connection, run_id)
+        verdicts = [Verdict.of(call_id, decision, decided_by) for call_id, decision in decisions.items()]
+        made = [(approvals.decide(connection, snapshot, v.call_id, v.kind, v.answer), v) for v in verdicts]
+        for call, verdict in tuple(made):
+            if verdict.answer.sticky:
+                alike = approvals.decide_alike(connection, snapshot, call.tool, verdict.answer)
+                made += [(other, replace(verdict, call_id=other.call_id)) for other in alike]
+        events = [NewEvent("approval.decided", verdict.told) for _, verdict in made]
+        return self._go_on(connection, snapshot, events, [(call, verdict.result(call)) for call, verdict in made])
+
+    def _go_on(
         self,
-        run_id: str,
-        call_id: str,
-        *,
-        happened: bool | None,
-        result: str | None,
-        reason: str | None,
-        decided_by: str,
-    ) -> None:
-        """Record what a person found out of a call whose outcome was unknown.
+        connection: Connection,
+        snapshot: Snapshot,
+        events: list[NewEvent],
+        answered: list[tuple[OpenCall, ToolResult | None]],
+    ) -> tuple[Snapshot, list[WakeUp]]:
+        """What follows from answers to calls: their results, None where they run; the last of a turn takes it on."""
+        run_id = snapshot.run_id
+        if snapshot.phase == "review":
+            said = [control.close(connection, snapshot, call, result) for call, result in answered if result]
+            control.note(connection, run_id, events, said)
+            if approvals.pending(connection, run_id) > 0:
+                return snapshot, []
+            snapshot, _ = control.lock(connection, run_id)
+            return self.saver.apply(connection, decide(snapshot, Decided()), None, [])
+        control.note(connection, run_id, events)
+        wake_ups, after = [], snapshot
+        for call, result in answered:
+            if not after.is_terminal:
+                more, after = self.saver.settle_asked(connection, snapshot, call, result)
+                wake_ups += more
+        return after, wake_ups
 
-        True gives the model ``result``, False lets the tool run again, None tells the model that nobody knows.
-        Raises RunNotFoundError, or ApprovalNotPendingError when somebody else has answered or the run has ended.
-        """
-        status = _OUTCOMES[happened]
-        data = {"call_id": call_id, "decision": status, "by": decided_by}
+    def expire_approvals(self, run_id: str) -> None:
+        """Do what the rules say of waiting calls on which nobody has decided in time."""
         with self.services.database.transaction() as connection:
             snapshot, _ = control.lock(connection, run_id)
-            call = control.answer_outcome(
-                connection, snapshot, call_id, status=status, decided_by=decided_by, reason=reason
-            )
-            control.note(connection, run_id, NewEvent("approval.decided", data))
-            answer = None if happened is False else _told(call, happened=bool(happened), result=result, reason=reason)
-            wake_ups, after = self.saver.settle_asked(connection, snapshot, call, answer)
+            late = approvals.expire(connection, snapshot)
+            if not late:
+                return
+            events = [NewEvent("approval.expired", {"call_id": call.call_id, "then": then}) for call, then in late]
+            failing = next((call for call, then in late if then == "fail"), None)
+            if failing is None:
+                answered = [(call, None if then == "approve" else expired(call)) for call, then in late]
+                after, wake_ups = self._go_on(connection, snapshot, events, answered)
+            else:
+                control.note(connection, run_id, events)
+                transition = decide(snapshot, Failed(_undecided(failing)))
+                after, wake_ups = self.saver.apply(connection, transition, None, [], even_if_cancelled=True)
         self.saver.send(wake_ups)
         self.after(after)
 
@@ -166,16 +191,9 @@ class Control:
         self.after(parent)
 
 
-_OUTCOMES = {True: "happened", False: "not_happened", None: "unknown"}
-
-
-def _told(call: OpenCall, *, happened: bool, result: str | None, reason: str | None) -> ToolResult:
-    """A call's result as a person knows it."""
-    if happened:
-        text = result or "The tool took effect; its result was lost with its worker."
-        return ToolResult(call_id=call.call_id, name=call.tool, text=text)
-    unknown = interrupted(call)
-    return unknown.model_copy(update={"text": f"{unknown.text} A person adds: {reason}"}) if reason else unknown
+def _undecided(call: OpenCall) -> ErrorInfo:
+    message = f"nobody decided in time whether {call.tool} may run"
+    return ErrorInfo(code="approval_expired", message=message, details={"tool": call.tool, "call_id": call.call_id})
 
 
 def _epitaph(snapshot: Snapshot) -> str:

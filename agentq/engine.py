@@ -14,7 +14,7 @@ from agentq.errors import AgentqError, ConfigError, ConnectionLost, ErrorInfo, L
 from agentq.heartbeat import Lease
 from agentq.limits import MAX_ATTEMPTS
 from agentq.messages import ToolResult
-from agentq.outcomes import BatchOpened, CallsFinished, Failed, Transition, Unclear
+from agentq.outcomes import Asked, BatchOpened, CallsFinished, Failed, Transition
 from agentq.run import OpenCall, Snapshot
 from agentq.saving import CallEnd, following_step, more_events
 from agentq.services import Services
@@ -25,6 +25,7 @@ from agentq.steps.recall import recall
 from agentq.steps.review import review
 from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, run_call, unknown_tool
 from agentq.storage import calls, leases, steps
+from agentq.storage.approvals import Question
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested
 from agentq.storage.journal import NewEvent, call_data
@@ -178,14 +179,17 @@ class Engine(Control):
         done = run_call(
             snapshot, only, agent, self.services, lease=lease, attempt=claim.attempt, may_have_run=may_have_run
         )
+        if done.asks is not None:
+            outcome = Asked(only.index, "approval")
+            return Done(outcome, {"waiting_for": [only.tool]} | done.data, questions={only.index: done.asks})
         return Done(done.as_outcome(only.index), call_data(done.result) | done.data)
 
     def unclear(self, snapshot: Snapshot, only: OpenCall) -> Done:
         """A step whose only call may have run, and must not run again: a person is asked, or the model told so."""
         if only.on_unknown != "ask" or snapshot.cancel_requested:
             return settled(only, interrupted(only))
-        arguments = asked_for(snapshot, only, self.services).arguments
-        return Done(Unclear(only.index), {"waiting_for": [only.tool]}, arguments={only.index: arguments})
+        question = Question(asked_for(snapshot, only, self.services).arguments)
+        return Done(Asked(only.index), {"waiting_for": [only.tool]}, questions={only.index: question})
 
     def _try_again(self, claim: Claim, snapshot: Snapshot, error: Exception) -> None:
         data = {"phase": snapshot.phase, "attempt": claim.attempt, "error": type(error).__name__}
@@ -212,7 +216,7 @@ class Engine(Control):
         data = {"phase": snapshot.phase, "seq": snapshot.seq} | self._by(claim) | done.data | retry
         event = NewEvent("step", data)
         asked = self.services.clock()
-        committed, wake_ups = self.saver.commit(claim.token, transition, event, done.arguments, stays=stays)
+        committed, wake_ups = self.saver.commit(claim.token, transition, event, done.questions, stays=stays)
         self.services.probe("committed", snapshot.phase)
         self.services.transcripts.add(committed, transition.messages, events=1 + len(more_events(transition)))
         self.saver.send(wake_ups)
@@ -298,7 +302,7 @@ class Engine(Control):
             lane = Lane(claim.token, services.worker, services.lease_secs, call.queue, call.timeout_secs, claimed.reply)
         asked = services.clock()
         try:
-            end = self.finish_call(claimed.ref, done, claim, data, lane=lane)
+            end = self._asking(claimed, done, data) or self.finish_call(claimed.ref, done, claim, data, lane=lane)
         except LeaseLost:
             # Saved before, perhaps, by a try whose answer was lost: then the next call has been claimed with it.
             again = self.saver.give_back_call(claim.run_id, claim.seq, claim.token)
@@ -310,13 +314,21 @@ class Engine(Control):
         sure_until = asked + services.lease_secs / 2
         return replace(end, here=replace(end.here, claim=replace(end.here.claim, sure_until=sure_until)))
 
+    def _asking(self, claimed: ClaimedCall, done: CallDone, data: dict[str, Any]) -> CallEnd | None:
+        """Where the tool asks whether it may run; None also where the run is being cancelled, and nobody is asked."""
+        if done.asks is not None:
+            with suppress(CancelRequested):
+                return self.saver.ask(claimed, "approval", done.asks, data | done.data)
+        return None
+
     def unclear_call(self, claimed: ClaimedCall, data: dict[str, Any]) -> CallEnd:
         """The same for a call of a batch. Raises LeaseLost."""
         call, snapshot = claimed.call, claimed.snapshot
         if call.on_unknown == "ask" and not snapshot.cancel_requested:
             # Cancelled since it was claimed: nobody would end a run that only waits.
             with suppress(CancelRequested):
-                return self.saver.ask(claimed, asked_for(snapshot, call, self.services).arguments, data)
+                question = Question(asked_for(snapshot, call, self.services).arguments)
+                return self.saver.ask(claimed, "outcome", question, data)
         return self.finish_call(claimed.ref, CallDone(interrupted(call)), claimed.claim, data)
 
     def finish_call(

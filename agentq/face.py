@@ -28,8 +28,9 @@ class Agent(AgentSpec):
     """A model, a set of tools and some instructions, run as a loop by workers.
 
     ``model``: ``"provider:name"`` or a Provider; ``fallback``: models tried when it fails for good. ``tools``:
-    functions, or what ``@tool`` made of them. ``approve``: names of tools whose calls wait for a person. ``output``: a
-    type the final answer must fit.
+    functions, or what ``@tool`` made of them. ``approve``: names of tools whose calls wait for a person, or a mapping
+    of names to a function of context and arguments that says whether, or to an ApprovalRule. ``output``: a type the
+    final answer must fit.
     ``limits``: see Limits. ``on_tool_exception``: "report" shows type and message to the model, "fail" ends the run, a
     function of the exception gives the text. ``model_settings`` are sent to the provider as they are.
     Raises ConfigError that names what is wrong.

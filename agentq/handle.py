@@ -2,18 +2,19 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from agentq.approvals import Approve, Decision, Reject, Respond, Settle
 from agentq.errors import ConfigError, RunCancelledError, RunFailedError, WaitTimeoutError
-from agentq.inputs import shown_name, shown_reason, whoami
+from agentq.inputs import shown_name, whoami
 from agentq.link import Link
 from agentq.messages import Message
-from agentq.results import to_text
-from agentq.run import Event, Result, Run, Status
+from agentq.run import Approval, Event, Result, Run, Status
 from agentq.storage import queries
 from agentq.storage import why as explained
 from agentq.text import clean
+from agentq.verdicts import check_arguments
 from agentq.why import Why
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Handle:
             return queries.run(connection, self.id)
 
     def status(self) -> Status:
-        """Raises RunNotFoundError."""
+        """How it stands: "waiting" also where only its sub-agents wait for a person. Raises RunNotFoundError."""
         with self.client.database.autocommit() as connection:
             return queries.status(connection, self.id)
 
@@ -72,8 +73,9 @@ class Handle:
         """The result as it is now; raises as ``wait`` does where the run failed or was cancelled."""
         with self.client.database.autocommit() as connection:
             run = queries.run(connection, self.id)
+            is_waiting = queries.status(connection, self.id) == "waiting"
             messages = queries.messages(connection, self.id)
-            waiting = queries.approvals(connection, run_id=self.id) if run.status == "waiting" else []
+            waiting = queries.approvals(connection, run_id=self.id) if is_waiting else []
         if run.status == "cancelled":
             raise RunCancelledError(f"run {self.id} was cancelled", run_id=self.id)
         if run.error is not None:
@@ -83,8 +85,8 @@ class Handle:
         typed = spec is not None and spec.output is not None and run.stop_reason == "output"
         return Result(
             run_id=self.id,
-            status=run.status,
-            stop_reason="needs_approval" if run.status == "waiting" else run.stop_reason,
+            status="waiting" if is_waiting else run.status,
+            stop_reason="needs_approval" if is_waiting else run.stop_reason,
             text=run.text,
             output=spec.output.load(run.output) if typed and spec and spec.output else run.output,
             usage=run.usage,
@@ -126,9 +128,45 @@ class Handle:
         """
         return self.client.control.cancel(self.id).status
 
-    def approve(self, call_id: str, *, by: str | None = None) -> None:
-        """Let a waiting call run. Raises ApprovalNotPendingError when somebody was faster or the run has ended."""
-        self.client.control.decide_call(self.id, clean(call_id), approved=True, decided_by=shown_name(by or whoami()))
+    def approvals(self, *, status: str | None = "pending") -> list[Approval]:
+        """The calls of the run, and of its sub-agents' runs, that wait for a person; None: the decided ones too."""
+        with self.client.database.autocommit() as connection:
+            return queries.approvals(connection, run_id=self.id, status=status)
+
+    def decide(self, decisions: Mapping[str | Approval, Decision], *, by: str | None = None) -> None:
+        """Decide on several waiting calls at once, all or none: Approve, Reject, Respond (or Settle).
+
+        Each is named by its call id, or by its Approval. Calls of sub-agents may be among them. ``by`` is who decides
+        (default: the user of this machine), kept with when and why. Raises ApprovalNotPendingError, which says who was
+        faster, or that the deadline is over or the run has ended; ConfigError for changed arguments that do not fit the
+        tool, where the agent is known here (else the call is put before a person again), and for a call id that several
+        sub-agents wait with.
+        """
+        asked = self.approvals() if decisions else []
+        of_runs: dict[str, dict[str, Decision]] = {}
+        for given, decision in decisions.items():
+            call_id = given.call_id if isinstance(given, Approval) else clean(given)
+            approval = given if isinstance(given, Approval) else _asked(asked, self.id, call_id)
+            if approval is not None and isinstance(decision, Approve) and decision.arguments is not None:
+                check_arguments(self.client.agents.get(approval.agent), approval, decision.arguments)
+            of_runs.setdefault(approval.run_id if approval else self.id, {})[call_id] = decision
+        self.client.control.decide(of_runs, decided_by=shown_name(by or whoami()))
+
+    def approve(
+        self,
+        call_id: str,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        reason: str | None = None,
+        sticky: bool = False,
+        by: str | None = None,
+    ) -> None:
+        """Let a waiting call run, with changed ``arguments`` where they are given; see ``Approve`` and ``decide``."""
+        self.decide({call_id: Approve(arguments, reason, sticky)}, by=by)
+
+    def respond(self, call_id: str, result: Any, *, reason: str | None = None, by: str | None = None) -> None:
+        """Answer in the place of a waiting call's tool, which is not run; see ``Respond`` and ``decide``."""
+        self.decide({call_id: Respond(result, reason)}, by=by)
 
     def settle(
         self,
@@ -147,28 +185,18 @@ class Handle:
         ApprovalNotPendingError when somebody was faster or the run has ended; ConfigError for a result of a call that
         did not happen.
         """
-        if happened not in (True, False, None):
-            raise ConfigError(f"happened is True, False or None (nobody can tell), not {happened!r}")
-        if happened is not True and result is not None:
-            raise ConfigError("a call that did not take effect has no result; leave it out, or say that it happened")
-        self.client.control.settle_call(
-            self.id,
-            clean(call_id),
-            happened=happened,
-            result=None if result is None else to_text(result),
-            reason=shown_reason(reason),
-            decided_by=shown_name(by or whoami()),
-        )
+        self.decide({call_id: Settle(happened, result, reason)}, by=by)
 
-    def reject(self, call_id: str, *, reason: str | None = None, by: str | None = None) -> None:
-        """Do not let a waiting call run; the model sees ``reason`` (its first 4,000 characters).
+    def reject(self, call_id: str, *, reason: str | None = None, sticky: bool = False, by: str | None = None) -> None:
+        """Do not let a waiting call run; the model sees ``reason`` (its first 4,000 characters); see ``decide``."""
+        self.decide({call_id: Reject(reason, sticky)}, by=by)
 
-        Raises ApprovalNotPendingError.
-        """
-        self.client.control.decide_call(
-            self.id,
-            clean(call_id),
-            approved=False,
-            decided_by=shown_name(by or whoami()),
-            reason=shown_reason(reason),
-        )
+
+def _asked(asked: Iterable[Approval], run_id: str, call_id: str) -> Approval | None:
+    """The waiting call that is meant: one of the run itself before those of the runs below it."""
+    found = [approval for approval in asked if approval.call_id == call_id]
+    own = [approval for approval in found if approval.run_id == run_id]
+    if len(found) > 1 and not own:
+        runs = ", ".join(sorted(approval.run_id for approval in found))
+        raise ConfigError(f"several runs wait with a call {call_id!r}: {runs}; name it by its Approval")
+    return next(iter(own or found), None)

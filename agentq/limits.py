@@ -15,6 +15,11 @@ _LARGEST = 10**15
 MAX_ATTEMPTS = 3
 
 
+def is_duration(seconds: object) -> bool:
+    """Whether it is a number of seconds that something may take."""
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_SECS
+
+
 class Limits(BaseModel):
     """What one run may use; None is no limit.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from agentq.errors import ErrorInfo
 from agentq.messages import AssistantMessage, Message, ToolResult, Usage
-from agentq.run import CallKind, Ending, OnUnknown, OpenCall, Snapshot
+from agentq.run import ApprovalKind, CallKind, Ending, OnUnknown, OpenCall, Snapshot
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,14 @@ class ModelFailed:
 
 @dataclass(frozen=True)
 class Reviewed:
-    """The calls that need a person, by index; none lets the batch run."""
+    """The calls that need a person, by index; none lets the batch run.
+
+    ``answered`` are those that an earlier decision stands for, ``results`` the results of those it does not let run.
+    """
 
     gated: tuple[int, ...] = ()
+    answered: tuple[int, ...] = ()
+    results: tuple[tuple[int, ToolResult], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,10 +95,11 @@ class CallsFinished:
 
 
 @dataclass(frozen=True)
-class Unclear:
-    """The only call's worker was lost while it ran, and a person is asked whether it took effect."""
+class Asked:
+    """A person is asked about the only call: did it take effect before its worker was lost, or may it run."""
 
     index: int
+    kind: ApprovalKind = "outcome"
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ Outcome = (
     | Decided
     | BatchOpened
     | CallsFinished
-    | Unclear
+    | Asked
     | HookEnded
     | Failed
     | Cancelled
@@ -136,8 +142,8 @@ class Transition:
     """The change as a value; storage applies it only if seq and lease still match.
 
     ``messages`` are (position, message) pairs; ``opened`` are new calls, ``closed`` the results of old and new ones;
-    ``delay_secs`` is when the next step is due (None: not by time); ``approvals`` are the calls put before a person:
-    may it run, or, where its status is "asked", did it take effect.
+    ``delay_secs`` is when the next step is due (None: not by time); ``approvals`` are the calls put before a person,
+    who is asked what ``asks`` says; ``answered`` those that an earlier decision stands for.
     """
 
     snapshot: Snapshot
@@ -145,6 +151,8 @@ class Transition:
     opened: tuple[OpenCall, ...] = ()
     closed: tuple[tuple[int, ToolResult], ...] = ()
     approvals: tuple[OpenCall, ...] = ()
+    asks: ApprovalKind = "approval"
+    answered: tuple[OpenCall, ...] = ()
     delay_secs: float | None = None
     ending: Ending | None = None
     note: dict[str, Any] | None = None

@@ -52,7 +52,7 @@ def sweep(
             if process := leases.keep(connection, due, mine=mine, lease_secs=lease_secs, grace_secs=grace_secs):
                 hung(process)
     left = [due for due in found if due.kind != "fading" and not (spare_leases and due.leased)]
-    lost = [due for due in left if due.leased or due.kind == "late" or due.status in TERMINAL]
+    lost = [due for due in left if due.leased or due.kind in ("late", "undecided") or due.status in TERMINAL]
     _each(engine, lost, _look_at)
     _announce_again(engine, [due for due in left if due not in lost])
     return len(left)
@@ -116,6 +116,8 @@ def _look_at(engine: Engine, due: Due) -> None:
         engine.tell_family(due.run_id)
     elif due.kind == "late":
         engine.expire(due.run_id)
+    elif due.kind == "undecided":
+        engine.expire_approvals(due.run_id)
     elif due.kind == "run":
         _recover_step(engine, due)
     else:

@@ -19,7 +19,11 @@ CallStatus = Literal["pending", "announced", "running", "asked", "done"]
 # What becomes of a call whose worker was lost while it ran; see agentq.tool.
 OnUnknown = Literal["retry", "report", "ask", "probe"]
 ApprovalKind = Literal["approval", "outcome"]
-ApprovalStatus = Literal["pending", "approved", "rejected", "happened", "not_happened", "unknown", "closed"]
+ApprovalStatus = Literal[
+    "pending", "approved", "rejected", "responded", "expired", "happened", "not_happened", "unknown", "closed"
+]
+# What is done with a call that nobody decided on in time; see ApprovalRule.
+OnExpiry = Literal["report", "approve", "fail"]
 
 TERMINAL: frozenset[Status] = frozenset({"completed", "failed", "cancelled"})
 
@@ -164,7 +168,10 @@ class Approval:
     """A call that waits for, or got, a person's decision. ``arguments`` is the JSON text the model sent.
 
     ``kind`` is what is asked: ``"approval"``, may it run; ``"outcome"``, did it take effect before its worker was lost.
-    ``idempotency_key`` is the one its tool gets, or got: what to look for at the destination.
+    ``idempotency_key`` is the one its tool gets, or got: what to look for at the destination. ``question`` is what the
+    tool said when it asked by itself. After ``expires_at`` no decision is taken, and ``on_expiry`` is done. A decision
+    is bound to the arguments with ``arguments_sha256``; ``edited`` is the JSON text that a person put in their place,
+    ``sticky`` says that it was for the rest of the run. Times are aware, by the database's clock.
     """
 
     run_id: str
@@ -178,6 +185,13 @@ class Approval:
     decided_by: str | None = None
     reason: str | None = None
     decided_at: datetime | None = None
+    agent: str = ""
+    question: str = ""
+    arguments_sha256: str = ""
+    edited: str | None = None
+    sticky: bool = False
+    expires_at: datetime | None = None
+    on_expiry: OnExpiry = "report"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,7 +15,8 @@ from agentq.outcomes import Cancelled, Transition
 from agentq.run import ApprovalKind, OpenCall, Progress, Snapshot
 from agentq.services import Services
 from agentq.steps.tool_batch import CallDone
-from agentq.storage import calls, children, commits, enqueue, steps
+from agentq.storage import approvals, calls, children, commits, enqueue, steps
+from agentq.storage.approvals import Question
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested, Next
 from agentq.storage.enqueue import NewRun
@@ -58,7 +59,13 @@ class Saver:
         self._services = services
 
     def commit(
-        self, token: UUID, transition: Transition, event: NewEvent, arguments: dict[int, str], *, stays: bool = False
+        self,
+        token: UUID,
+        transition: Transition,
+        event: NewEvent,
+        questions: Mapping[int, Question],
+        *,
+        stays: bool = False,
     ) -> tuple[Snapshot, list[WakeUp]]:
         """Save a step; where the run is to be cancelled, it ends with what the step brought. Raises LeaseLost.
 
@@ -71,7 +78,7 @@ class Saver:
 
         def attempt() -> tuple[Snapshot, list[WakeUp]]:
             try:
-                return save(transition, arguments=arguments, stays=stays)
+                return save(transition, questions=questions, stays=stays)
             except CancelRequested:
                 return save(cancel(transition), even_if_cancelled=True)
 
@@ -118,15 +125,13 @@ class Saver:
 
         return self._patiently(attempt)
 
-    def ask(self, claimed: ClaimedCall, arguments: str, data: dict[str, Any]) -> CallEnd:
-        """Put a call of a batch whose outcome is unknown before a person. Raises LeaseLost when it is not ours."""
-        event = NewEvent(
-            "approval.requested", {"index": claimed.call.index} | data | _question(claimed.call, "outcome")
-        )
+    def ask(self, claimed: ClaimedCall, kind: ApprovalKind, asked: Question, data: dict[str, Any]) -> CallEnd:
+        """Put a call of a batch before a person. Raises LeaseLost when it is not ours, and CancelRequested."""
+        event = NewEvent("approval.requested", {"index": claimed.call.index} | data | _question(claimed.call, kind))
 
         def attempt() -> CallEnd:
             with self._services.database.transaction() as connection:
-                calls.ask(connection, claimed, arguments, event=event)
+                calls.ask(connection, claimed, kind, asked, event=event)
                 patience = self._services.patience_secs
                 return CallEnd(next=calls.announce_next(connection, claimed.snapshot, patience_secs=patience))
 
@@ -199,7 +204,7 @@ class Saver:
         events: list[NewEvent],
         *,
         even_if_cancelled: bool = False,
-        arguments: dict[int, str] | None = None,
+        questions: Mapping[int, Question] | None = None,
         stays: bool = False,
     ) -> tuple[Snapshot, list[WakeUp]]:
         """Write a transition in the caller's transaction; the answer is the run, and what to send once it is committed.
@@ -217,7 +222,7 @@ class Saver:
             following=following,
             events=[*events, *more_events(transition)],
             even_if_cancelled=even_if_cancelled,
-            arguments=arguments,
+            questions=questions,
         )
         if stays:
             return snapshot, []
@@ -238,6 +243,7 @@ class Saver:
         if not asked:
             return []
         reply, tools = steps.reply(connection, snapshot.run_id), self._services.agents[snapshot.agent].tools
+        edited = approvals.edited(connection, snapshot) if any(call.needs_approval for call in asked) else {}
         wake_ups = []
         for call in asked:
             ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
@@ -245,7 +251,7 @@ class Saver:
             child = NewRun(
                 id=new_id("run"),
                 agent=tool.agent.name,
-                text=tool.parameters.parse(reply.calls[call.index].arguments)["input"],
+                text=tool.parameters.parse(edited.get(call.index) or reply.calls[call.index].arguments)["input"],
                 progress=Progress(),
                 run_secs=tool.agent.limits.run_secs,
                 context=snapshot.context,
@@ -291,10 +297,7 @@ def _question(call: OpenCall, kind: ApprovalKind) -> dict[str, Any]:
 
 def more_events(transition: Transition) -> list[NewEvent]:
     """What happens beside the step itself."""
-    events = [
-        NewEvent("approval.requested", _question(call, "outcome" if call.status == "asked" else "approval"))
-        for call in transition.approvals
-    ]
+    events = [NewEvent("approval.requested", _question(call, transition.asks)) for call in transition.approvals]
     if transition.ending is not None:
         why = transition.ending.error.code if transition.ending.error else transition.ending.stop_reason
         events.append(NewEvent("run.ended", {"status": transition.snapshot.status, "reason": why}))

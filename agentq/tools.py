@@ -9,7 +9,7 @@ from typing import Any, overload
 from agentq.arguments import Parameters, unwrapped
 from agentq.context import RunContext
 from agentq.errors import ConfigError
-from agentq.limits import LONGEST_SECS
+from agentq.limits import is_duration
 from agentq.run import OnUnknown
 from agentq.text import clean
 from agentq.unknown import Probe, Rule, checked_rule
@@ -139,11 +139,6 @@ def _check_options(tool_name: str, timeout: object, queue: object, *, inline: ob
         raise ConfigError(f"tool {tool_name!r}: inline must be True or False, not {inline!r}")
     if inline and queue is not None:
         raise ConfigError(f"tool {tool_name!r}: inline runs it with the steps, so it has no queue of its own")
-
-
-def is_duration(seconds: object) -> bool:
-    """Whether it is a number of seconds that something may take."""
-    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_SECS
 
 
 def check_name(kind: str, name: object) -> None:

@@ -7,6 +7,7 @@ from agentq.errors import ErrorInfo
 from agentq.limits import MAX_CALLS_PER_REPLY, MAX_EMPTY_REPLIES, MAX_INVALID_OUTPUTS
 from agentq.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage
 from agentq.outcomes import (
+    Asked,
     BatchOpened,
     CallsFinished,
     Cancelled,
@@ -21,7 +22,6 @@ from agentq.outcomes import (
     Replied,
     Reviewed,
     Transition,
-    Unclear,
 )
 from agentq.retry import wait_secs
 from agentq.run import Ending, OpenCall, Phase, Snapshot, Status
@@ -36,7 +36,7 @@ _ALLOWED: dict[Phase, tuple[type, ...]] = {
     "recall": (Recalled, HookEnded, Failed, Cancelled),
     "model": (Replied, ModelFailed, HookEnded, Failed, Cancelled),
     "review": (Reviewed, Decided, HookEnded, Failed, Cancelled),
-    "tools": (BatchOpened, CallsFinished, Unclear, HookEnded, Failed, Cancelled),
+    "tools": (BatchOpened, CallsFinished, Asked, HookEnded, Failed, Cancelled),
 }
 
 
@@ -60,8 +60,8 @@ def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:  # noqa: C901, P
             return _batch_opened(snapshot, outcome)
         case CallsFinished():
             return _calls_finished(snapshot, outcome)
-        case Unclear():
-            return _unclear(snapshot, outcome)
+        case Asked():
+            return _asked(snapshot, outcome)
         case HookEnded():
             return _hook_ended(snapshot, outcome)
         case Failed():
@@ -83,9 +83,9 @@ def _fits(snapshot: Snapshot, outcome: Outcome) -> bool:
         answered_once = len(set(back)) == len(back) and still_out.issuperset(back)
         all_back = isinstance(outcome, HookEnded) or outcome.fatal is not None or still_out == set(back)
         return answered_once and all_back
-    if isinstance(outcome, BatchOpened | Unclear) and snapshot.status == "waiting":
+    if isinstance(outcome, BatchOpened | Asked) and snapshot.status == "waiting":
         return False
-    if isinstance(outcome, Unclear):
+    if isinstance(outcome, Asked):
         return any(call.index == outcome.index for call in snapshot.pending)
     return True
 
@@ -287,10 +287,15 @@ def _may_fall_back(code: str) -> bool:
 
 
 def _reviewed(snapshot: Snapshot, reviewed: Reviewed) -> Transition:
+    answered = tuple(call for call in snapshot.pending if call.index in reviewed.answered)
+    snapshot, placed = _settle(snapshot, reviewed.results)
     gated = tuple(call for call in snapshot.pending if call.index in reviewed.gated)
-    if not gated:
-        return _go(snapshot, "tools")
-    return Transition(replace(snapshot, status="waiting"), approvals=gated)
+    if gated:
+        following = Transition(replace(snapshot, status="waiting"), approvals=gated)
+    else:
+        following = _go(snapshot, "tools") if snapshot.pending else _next_turn(snapshot)
+    closed = reviewed.results + following.closed
+    return replace(following, messages=placed + following.messages, closed=closed, answered=answered)
 
 
 def _batch_opened(snapshot: Snapshot, opened: BatchOpened) -> Transition:
@@ -305,13 +310,20 @@ def _calls_finished(snapshot: Snapshot, finished: CallsFinished) -> Transition:
     return replace(following, messages=placed + following.messages, closed=finished.results + following.closed)
 
 
-def _unclear(snapshot: Snapshot, unclear: Unclear) -> Transition:
-    calls = tuple(replace(call, status="asked") if call.index == unclear.index else call for call in snapshot.calls)
-    asked = next(call for call in calls if call.index == unclear.index)
+def _asked(snapshot: Snapshot, outcome: Asked) -> Transition:
+    # A tool that asks whether it may run has not begun.
+    may_have_run, gated = outcome.kind == "outcome", outcome.kind == "approval"
+    calls = tuple(
+        replace(call, status="asked", begun=may_have_run, needs_approval=call.needs_approval or gated)
+        if call.index == outcome.index
+        else call
+        for call in snapshot.calls
+    )
+    asked = next(call for call in calls if call.index == outcome.index)
     # What a person is asked about has a row.
     opened = (asked,) if snapshot.is_single else ()
     after = replace(snapshot, calls=calls, status="waiting", is_single=False)
-    return Transition(after, opened=opened, approvals=(asked,))
+    return Transition(after, opened=opened, approvals=(asked,), asks=outcome.kind)
 
 
 def _next_turn(snapshot: Snapshot) -> Transition:
@@ -385,6 +397,7 @@ def cancel(transition: Transition) -> Transition:
         opened=_closed(transition.opened, closed),
         closed=closed,
         approvals=(),
+        answered=(),
         delay_secs=None,
         ending=ended.ending,
     )
@@ -409,7 +422,7 @@ def _end(snapshot: Snapshot, ending: Ending) -> Transition:
 
 
 def _unfinished(call: OpenCall) -> ToolResult:
-    if call.begun or call.status in ("running", "asked"):
+    if call.begun or call.status == "running":
         return _result(
             call, "interrupted", "The run ended before this call came back: it may or may not have taken effect."
         )

@@ -5,7 +5,8 @@ from typing import Any
 import click
 
 from agentq.cli import options
-from agentq.cli.output import age, approval_json, print_json, print_table
+from agentq.cli.output import age, approval_json, local, print_fields, print_json, print_table
+from agentq.errors import ApprovalNotPendingError
 from agentq.run import Approval
 
 
@@ -27,7 +28,9 @@ def ls(given: dict[str, Any], /, *, run_id: str | None, decided_too: bool, as_js
         for approval in found:
             print_json(approval_json(approval))
         return
-    print_table(("RUN", "CALL", "STATUS", "ASKS", "AGE", "BY", "TOOL", "KEY", "ARGUMENTS"), map(_row, found), status=2)
+    print_table(
+        ("RUN", "CALL", "STATUS", "ASKS", "AGE", "UNTIL", "BY", "TOOL", "KEY", "ARGUMENTS"), map(_row, found), status=2
+    )
 
 
 def _row(approval: Approval) -> tuple[Any, ...]:
@@ -37,6 +40,7 @@ def _row(approval: Approval) -> tuple[Any, ...]:
         approval.status,
         "may it run" if approval.kind == "approval" else "did it happen",
         age(approval.requested_at),
+        local(approval.expires_at) if approval.expires_at else None,
         approval.decided_by,
         approval.tool,
         # What to look for at the destination.
@@ -48,16 +52,73 @@ def _row(approval: Approval) -> tuple[Any, ...]:
 _by = click.option("--by", metavar="NAME", help="Who decides.  [default: you, at this machine]")
 
 
+_reason = click.option("--reason", help="Why, for the record.")
+_sticky = click.option("--sticky", is_flag=True, help="For the tool's other calls in this run as well, now and later.")
+
+
 @approvals.command()
 @click.argument("run_id", metavar="RUN")
 @click.argument("call_id", metavar="CALL_ID")
+@options.as_json
+@click.pass_obj
+def show(given: dict[str, Any], /, *, run_id: str, call_id: str, as_json: bool) -> None:
+    """Everything about a call that waits, or was decided on."""
+    with options.reading_client(given) as client:
+        of_run = client.approvals(run_id=run_id, status=None)
+    found = [approval for approval in of_run if approval.call_id == call_id]
+    if not found:
+        raise ApprovalNotPendingError(f"run {run_id} has no call {call_id!r} that waits, or waited, for a person")
+    for approval in found:
+        if as_json:
+            print_json(approval_json(approval))
+        else:
+            print_fields(approval_json(approval))
+
+
+@approvals.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("call_id", metavar="CALL_ID")
+@click.option(
+    "--arguments",
+    metavar="JSON",
+    callback=options.json_object,
+    help="A JSON object in the place of the model's arguments; the tool checks it before it runs.",
+)
+@_reason
+@_sticky
 @_by
 @click.pass_obj
-def approve(given: dict[str, Any], /, *, run_id: str, call_id: str, by: str | None) -> None:
+def approve(
+    given: dict[str, Any],
+    /,
+    *,
+    run_id: str,
+    call_id: str,
+    arguments: dict[str, Any] | None,
+    reason: str | None,
+    sticky: bool,
+    by: str | None,
+) -> None:
     """Let a waiting call run."""
     with options.reading_client(given) as client:
-        client.handle(run_id).approve(call_id, by=by)
+        client.handle(run_id).approve(call_id, arguments=arguments, reason=reason, sticky=sticky, by=by)
     click.echo(f"approved {call_id} of run {run_id}")
+
+
+@approvals.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("call_id", metavar="CALL_ID")
+@click.option("--result", required=True, metavar="TEXT", help="What the model gets, as if the tool had returned it.")
+@_reason
+@_by
+@click.pass_obj
+def respond(
+    given: dict[str, Any], /, *, run_id: str, call_id: str, result: str, reason: str | None, by: str | None
+) -> None:
+    """Answer in the place of a waiting call's tool, which is not run."""
+    with options.reading_client(given) as client:
+        client.handle(run_id).respond(call_id, result, reason=reason, by=by)
+    click.echo(f"answered {call_id} of run {run_id}")
 
 
 @approvals.command()
@@ -99,10 +160,11 @@ def settle(
 @click.argument("run_id", metavar="RUN")
 @click.argument("call_id", metavar="CALL_ID")
 @click.option("--reason", required=True, help="What the model is told.")
+@_sticky
 @_by
 @click.pass_obj
-def reject(given: dict[str, Any], /, *, run_id: str, call_id: str, reason: str, by: str | None) -> None:
+def reject(given: dict[str, Any], /, *, run_id: str, call_id: str, reason: str, sticky: bool, by: str | None) -> None:
     """Do not let a waiting call run; the model sees the reason."""
     with options.reading_client(given) as client:
-        client.handle(run_id).reject(call_id, reason=reason, by=by)
+        client.handle(run_id).reject(call_id, reason=reason, sticky=sticky, by=by)
     click.echo(f"rejected {call_id} of run {run_id}")

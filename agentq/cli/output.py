@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -36,6 +36,14 @@ def approval_json(approval: Approval) -> dict[str, Any]:
         return asdict(approval) | {"arguments": from_json(approval.arguments)}
     except ValueError:
         return asdict(approval)
+
+
+def print_fields(fields: Mapping[str, Any]) -> None:
+    """A line for each that has a value."""
+    for name, value in fields.items():
+        if value not in (None, ""):
+            shown = local(value) if isinstance(value, datetime) else value
+            click.echo(f"{name:<18}{shown if isinstance(shown, str) else to_json(shown).decode()}")
 
 
 def paint(text: str, colour: str | None = None, **style: Any) -> str:
@@ -95,4 +103,4 @@ def count(number: int, one: str, many: str | None = None) -> str:
 
 
 def local(moment: datetime) -> str:
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")

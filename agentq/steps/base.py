@@ -11,6 +11,7 @@ from agentq.context import RunContext
 from agentq.hooks import EndRun, Moment
 from agentq.outcomes import Outcome
 from agentq.run import Snapshot
+from agentq.storage.approvals import Question
 from agentq.text import told
 
 logger = logging.getLogger(__name__)
@@ -20,11 +21,14 @@ T = TypeVar("T")
 
 @dataclass
 class Done:
-    """A step's outcome, and what its event says beside phase and time (never prompts or results)."""
+    """A step's outcome, and what its event says beside phase and time (never prompts or results).
+
+    ``questions`` are what people are asked about calls, by their index.
+    """
 
     outcome: Outcome
     data: dict[str, Any] = field(default_factory=dict)
-    arguments: dict[int, str] = field(default_factory=dict)
+    questions: dict[int, Question] = field(default_factory=dict)
 
 
 def is_stopped(error: BaseException) -> bool:

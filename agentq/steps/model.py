@@ -53,9 +53,8 @@ def _replied(snapshot: Snapshot, agent: AgentSpec, reply: ModelReply, data: dict
         call_hooks(agent, "after_model", lambda: (context(snapshot), message), faults)
     except EndRun as end:
         return Done(HookEnded(end.output, message, reply.usage), data)
-    if faults:
-        data["faults"] = faults
-    return Done(_outcome(snapshot, agent, message, reply), data)
+    outcome = _outcome(snapshot, agent, message, reply, faults)
+    return Done(outcome, data | ({"faults": faults} if faults else {}))
 
 
 def _signed(message: AssistantMessage, data: dict[str, Any]) -> AssistantMessage:
@@ -65,9 +64,11 @@ def _signed(message: AssistantMessage, data: dict[str, Any]) -> AssistantMessage
     return message.model_copy(update={"provider": data["provider"], "model": data["model"]})
 
 
-def _outcome(snapshot: Snapshot, agent: AgentSpec, message: AssistantMessage, reply: ModelReply) -> Replied:
+def _outcome(
+    snapshot: Snapshot, agent: AgentSpec, message: AssistantMessage, reply: ModelReply, faults: list[str]
+) -> Replied:
     cut = message.stop == "length"
-    calls = tuple(plan(call, agent, snapshot, cut=cut) for call in message.calls)
+    calls = tuple(plan(call, agent, snapshot, cut=cut, faults=faults) for call in message.calls)
     return Replied(message, reply.usage, calls, structured(message, agent))
 
 

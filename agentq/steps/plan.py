@@ -1,6 +1,8 @@
 """Look at a reply's calls before any runs: which tool, fit arguments, unique ids, what a structured answer is worth."""
 
+import logging
 from operator import is_
+from typing import Any
 
 from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
@@ -9,8 +11,11 @@ from agentq.messages import AssistantMessage, ToolCall, ToolResult
 from agentq.outcomes import Output, PlannedCall
 from agentq.output import OUTPUT_TOOL, OutputInvalidError
 from agentq.run import Snapshot
+from agentq.steps.base import context, guarded
 from agentq.text import cut as shorten
 from agentq.wire import TOOL_QUEUE
+
+logger = logging.getLogger(__name__)
 
 _MAX_ID_CHARS = 1_000
 
@@ -44,8 +49,8 @@ def _bounded(call: ToolCall) -> ToolCall:
     return call.model_copy(update={"id": call_id, "name": shorten(call.name, _MAX_ID_CHARS)})
 
 
-def plan(call: ToolCall, agent: AgentSpec, snapshot: Snapshot, *, cut: bool) -> PlannedCall:
-    """How the call will run, or the result that says why it cannot."""
+def plan(call: ToolCall, agent: AgentSpec, snapshot: Snapshot, *, cut: bool, faults: list[str]) -> PlannedCall:
+    """How the call will run, or the result that says why it cannot. ``faults`` are those of the user's own code."""
     found = agent.tools.get(call.name)
     base = PlannedCall(call_id=call.id, tool=call.name)
     if call.name == OUTPUT_TOOL and agent.output is not None:
@@ -60,7 +65,7 @@ def plan(call: ToolCall, agent: AgentSpec, snapshot: Snapshot, *, cut: bool) -> 
         text = "The reply was cut off by the output limit, so this call was not run. Ask again with shorter arguments."
         return _settled(base, ToolResult.error(call, "invalid_arguments", text))
     try:
-        found.parameters.parse(call.arguments)
+        arguments = found.parameters.parse(call.arguments)
     except ArgumentsError as error:
         return _settled(base, ToolResult.error(call, "invalid_arguments", str(error)))
     if found.agent is not None and snapshot.depth + 1 > MAX_DEPTH:
@@ -73,8 +78,24 @@ def plan(call: ToolCall, agent: AgentSpec, snapshot: Snapshot, *, cut: bool) -> 
         queue=found.queue or TOOL_QUEUE,
         timeout_secs=found.timeout or snapshot.limits.tool_timeout_secs,
         on_unknown=found.on_unknown,
-        review=call.name in agent.approve,
+        review=call.name in agent.approve and _needs_person(call, arguments, agent, snapshot, faults),
     )
+
+
+def _needs_person(
+    call: ToolCall, arguments: dict[str, Any], agent: AgentSpec, snapshot: Snapshot, faults: list[str]
+) -> bool:
+    """What the agent's rule says of the call. Where it cannot say, a person does."""
+    when = agent.approve[call.name].when
+    if when is None:
+        return True
+    try:
+        return bool(guarded(lambda: when(context(snapshot, call_id=call.id), arguments)))
+    except Exception as error:
+        logger.warning("approve[%r] of agent %s raised %s", call.name, agent.name, type(error).__name__)
+        logger.debug("approve[%r]", call.name, exc_info=True)
+        faults.append(f"approve[{call.name}]: {type(error).__name__}")
+        return True
 
 
 def _settled(base: PlannedCall, result: ToolResult) -> PlannedCall:

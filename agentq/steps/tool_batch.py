@@ -2,10 +2,12 @@
 
 import logging
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
 from agentq.agent import AgentSpec
+from agentq.approvals import NeedsApproval
 from agentq.arguments import ArgumentsError
 from agentq.context import RunContext
 from agentq.errors import ErrorInfo, ToolError
@@ -18,7 +20,9 @@ from agentq.results import to_text
 from agentq.run import OpenCall, Snapshot
 from agentq.services import Services
 from agentq.steps.base import call_hooks, context, is_stopped
+from agentq.storage import approvals
 from agentq.storage import steps as storage
+from agentq.storage.approvals import Permission, Question
 from agentq.storage.rows import CallRef
 from agentq.text import clean, cut, told
 from agentq.tools import Tool
@@ -34,12 +38,14 @@ _MESSAGE_CHARS = 4_000
 class CallDone:
     """What one call brought: its result, and the run's end where a hook or ``on_tool_exception="fail"`` wants it.
 
-    ``probe`` is what a tool's probe said of an earlier attempt, where it was asked.
+    ``probe`` is what a tool's probe said of an earlier attempt, where it was asked. ``asks`` is what a person is to be
+    asked before the call is run at all; the result is what becomes of it where nobody can be.
     """
 
     result: ToolResult
     ends: HookEnded | ErrorInfo | None = None
     probe: str | None = None
+    asks: Question | None = None
 
     @property
     def data(self) -> dict[str, str]:
@@ -72,18 +78,61 @@ def run_call(
     ``may_have_run``: an earlier attempt was begun, so that a tool's probe is asked first whether it took effect. Raises
     LeaseLost when the call was answered while this process stood still: its tool must not begin any more.
     """
-    asked = _known_to_ask(call, services, lease) or asked_for(snapshot, call, services, token=lease.token)
+    call = replace(call, timeout_secs=_bounded(call, snapshot))
     ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
-    ctx = context(snapshot, call_id=call.call_id, idempotency_key=ref.idempotency_key, attempt=attempt)
+    given = _permission(ref, services) if call.needs_approval else None
+    sent = _known_to_ask(call, services, lease) or asked_for(snapshot, call, services, token=lease.token)
+    if call.needs_approval and (given is None or not _permits(given, sent)):
+        text = "Not run: no approval of these arguments is on record."
+        return CallDone(ToolResult(call_id=sent.id, name=sent.name, status="rejected", code="rejected", text=text))
+    key, approved = ref.idempotency_key, call.needs_approval
+    ctx = context(snapshot, call_id=call.call_id, idempotency_key=key, attempt=attempt, approved=approved)
+    if given is None or given.edited is None:
+        return _run_with_hooks(sent, call, agent, ctx, lease, may_have_run=may_have_run)
+    asked = sent.model_copy(update={"arguments": given.edited})
+    done = _run_with_hooks(asked, call, agent, ctx, lease, may_have_run=may_have_run)
+    return _as_edited(done, sent, given.edited, agent)
+
+
+def _permission(ref: CallRef, services: Services) -> Permission | None:
+    with services.database.autocommit() as connection:
+        return approvals.permission(connection, ref)
+
+
+def _permits(given: Permission, sent: ToolCall) -> bool:
+    """Whether it was given, and for what the model sent."""
+    return given.is_approved and given.arguments_sha256 == sha256(sent.arguments.encode()).hexdigest()
+
+
+def _as_edited(done: CallDone, sent: ToolCall, edited: str, agent: AgentSpec) -> CallDone:
+    """The model is told what ran in the place of its own arguments; what does not fit goes back to the person."""
+    if done.result.code == "invalid_arguments":
+        need = NeedsApproval(f"The changed arguments do not fit: {done.result.text}")
+        return replace(done, asks=_question(sent, need, agent))
+    note = f"A person changed the arguments to {cut(edited, _MESSAGE_CHARS)} before it ran."
+    return replace(done, result=done.result.model_copy(update={"text": f"{note}\n{done.result.text}"}))
+
+
+def _question(sent: ToolCall, need: NeedsApproval, agent: AgentSpec) -> Question:
+    """What a person is asked; the agent's rule for the tool goes before the tool's own."""
+    rule = agent.approve.get(sent.name)
+    deadline = rule if rule is not None and rule.deadline_secs is not None else need
+    return Question(sent.arguments, need.reason, deadline.deadline_secs, deadline.on_expiry)
+
+
+def _run_with_hooks(
+    asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lease: Lease, *, may_have_run: bool
+) -> CallDone:
     faults: list[str] = []
     try:
         call_hooks(agent, "before_tool", lambda: (ctx, asked), faults)
     except EndRun as end:
         return CallDone(ToolResult.error(asked, "cancelled", "Not run: a hook ended the run."), HookEnded(end.output))
-    call = replace(call, timeout_secs=_bounded(call, snapshot))
     probed = _probe(asked, call, agent, ctx, lease) if may_have_run and call.on_unknown == "probe" else None
     done = probed if probed and probed.probe != NOT_HAPPENED else _run(asked, call, agent, ctx, lease)
     done = replace(done, probe=probed.probe) if probed else done
+    if done.asks is not None:
+        return done
     try:
         call_hooks(agent, "after_tool", lambda: (ctx, done.result), faults)
     except EndRun as end:
@@ -157,6 +206,11 @@ def _run(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lea
         return CallDone(_success(asked, tool, call, ctx, lease))
     except ArgumentsError as error:
         return CallDone(ToolResult.error(asked, "invalid_arguments", str(error)))
+    except NeedsApproval as need:
+        if ctx.approved:
+            return _failed(asked, agent, need)
+        not_asked = ToolResult.error(asked, "cancelled", "Not run: it needs approval, and the run has ended.")
+        return CallDone(not_asked, asks=_question(asked, need, agent))
     except ToolError as error:
         return CallDone(ToolResult.error(asked, "tool_error", _shown(str(error.message or "the tool failed"))))
     except ToolTimeoutError:

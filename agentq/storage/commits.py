@@ -1,6 +1,6 @@
 """The commit of a step: one statement writes all of it, or nothing once the lease is somebody else's."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -10,8 +10,9 @@ from agentq.errors import LeaseLost
 from agentq.limits import MAX_LANES
 from agentq.messages import AssistantMessage
 from agentq.outcomes import Transition
-from agentq.run import OpenCall, Snapshot
-from agentq.storage import journal
+from agentq.run import ApprovalKind, OpenCall, Snapshot
+from agentq.storage import approvals, journal
+from agentq.storage.approvals import Question
 from agentq.storage.journal import NewEvent
 from agentq.storage.rows import COUNTS, dump, of_progress
 from agentq.storage.sql import Connection, text
@@ -84,14 +85,10 @@ _STANDS_AT = text("""
 _ASK_CALL = text("""
     UPDATE agentq.tool_calls SET
         status = 'asked', lease_token = NULL, lease_until = NULL, sweep_at = NULL,
-        attempt = greatest(attempt, 1)  -- a step that ran its only call itself has counted for it
+        -- A step that ran its only call itself has counted for it; a tool that asks if it may run has not begun.
+        attempt = CASE WHEN :kind = 'outcome' THEN greatest(attempt, 1) ELSE 0 END,
+        needs_approval = needs_approval OR :kind = 'approval'
     WHERE run_id = :run_id AND turn = :turn AND index = :index
-""")
-_INSERT_APPROVAL = text("""
-    INSERT INTO agentq.approvals (run_id, turn, index, number, kind, call_id, tool, arguments, arguments_sha256, status)
-    SELECT :run_id, :turn, :index, count(*), :kind, :call_id, :tool, :arguments,
-        encode(sha256(convert_to(:arguments, 'UTF8')), 'hex'), 'pending'
-    FROM agentq.approvals WHERE run_id = :run_id AND turn = :turn AND index = :index
 """)
 _ANNOUNCE_FIRST = text(f"""
     UPDATE agentq.tool_calls SET status = 'announced', announced_at = now(), sweep_at = {FIRST_PATIENCE}
@@ -119,7 +116,7 @@ def _statement(*, stays: bool, tells: bool, opens: bool, closes: bool, asks_no_m
 
 def is_one_statement(transition: Transition) -> bool:
     """Whether ``commit`` needs no transaction around it."""
-    return not transition.approvals
+    return not transition.approvals and not transition.answered
 
 
 def commit(
@@ -131,12 +128,12 @@ def commit(
     following: Next,
     events: Sequence[NewEvent],
     even_if_cancelled: bool = False,
-    arguments: dict[int, str] | None = None,
+    questions: Mapping[int, Question] | None = None,
 ) -> Snapshot:
     """Save a step; the answer is the run after it.
 
-    ``token`` is the lease (None for a run that nobody works on, whose row the caller has locked). ``arguments`` are the
-    texts put before a person, by call index. Raises LeaseLost or CancelRequested, with nothing written.
+    ``token`` is the lease (None for a run that nobody works on, whose row the caller has locked). ``questions`` are put
+    before a person, or were answered before, by call index. Raises LeaseLost or CancelRequested, with nothing written.
     """
     snapshot, ending = transition.snapshot, transition.ending
     opened, closed = _rows(transition)
@@ -161,8 +158,8 @@ def commit(
     row = connection.first(statement, values)
     if row is None:
         return _saved_before(connection, snapshot, token)
-    for call in transition.approvals:
-        ask(connection, snapshot, call, (arguments or {})[call.index])
+    for call in transition.approvals + transition.answered:
+        ask(connection, snapshot, call, transition.asks, (questions or {})[call.index])
     return replace(snapshot, age_secs=row.age_secs, event_count=row.event_count)
 
 
@@ -229,14 +226,12 @@ def _call_values(call: OpenCall, result: Any) -> dict[str, Any]:
     }
 
 
-def ask(connection: Connection, snapshot: Snapshot, call: OpenCall, arguments: str) -> None:
-    """Put a call before a person: may it run, or, where its status is "asked", did it take effect."""
-    where = {"run_id": snapshot.run_id, "turn": snapshot.turn, "index": call.index}
-    kind = "outcome" if call.status == "asked" else "approval"
-    values = {"kind": kind, "call_id": call.call_id, "tool": call.tool, "arguments": arguments}
-    connection.execute(_INSERT_APPROVAL, where | values)
-    if kind == "outcome":
-        connection.execute(_ASK_CALL, where)
+def ask(connection: Connection, snapshot: Snapshot, call: OpenCall, kind: ApprovalKind, asked: Question) -> None:
+    """Put a call before a person; one of a batch that has begun leaves its lane for that."""
+    approvals.put(connection, snapshot, call, kind, asked)
+    if call.status == "asked":
+        where = {"run_id": snapshot.run_id, "turn": snapshot.turn, "index": call.index}
+        connection.execute(_ASK_CALL, where | {"kind": kind})
 
 
 def announce_first(connection: Connection, snapshot: Snapshot, *, patience_secs: float) -> tuple[CallMessage, ...]:

@@ -39,7 +39,7 @@ _RENEW = text(f"""
     WHERE NOT EXISTS (SELECT 1 FROM agentq.runs WHERE lease_token = token AND id = ANY(:run_ids))
         AND NOT EXISTS (SELECT 1 FROM agentq.tool_calls WHERE lease_token = token AND run_id = ANY(:run_ids))
 """)
-# One query a second in every worker process: five short partial indexes, nothing else. Lost work comes first, and has a
+# One query a second in every worker process: six short partial indexes, nothing else. Lost work comes first, and has a
 # limit of its own, so that a long backlog of wake-ups does not stand before it. A lease is fading when its process
 # should have renewed it before. Runs that were looked at in vain are moved on by the way.
 _DUE = text(f"""
@@ -77,6 +77,9 @@ _DUE = text(f"""
     UNION ALL
     (SELECT 'late', id, 0, 0, status, false
      FROM agentq.runs WHERE deadline_at <= now() ORDER BY deadline_at LIMIT :limit)
+    UNION ALL
+    (SELECT 'undecided', run_id, turn, index, status, false
+     FROM agentq.approvals WHERE status = 'pending' AND expires_at <= now() ORDER BY expires_at LIMIT :limit)
 """)
 _HELD_BY = text(f"""
     SELECT 'run' AS kind, id AS run_id, 0 AS turn, 0 AS call_index, status, true AS leased
@@ -155,6 +158,10 @@ _POSTPONE_CALL = text("""
         SELECT run_id, turn, index FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND index = :index
         FOR NO KEY UPDATE SKIP LOCKED)
 """)
+_POSTPONE_APPROVALS = text("""
+    UPDATE agentq.approvals SET expires_at = now() + interval '60 s'
+    WHERE run_id = :run_id AND turn = :turn AND status = 'pending' AND expires_at <= now()
+""")
 _HASTEN_STEPS = text(f"UPDATE agentq.runs SET {swept('now()')} WHERE id = ANY(:run_ids) AND sweep_at > now()")
 _HASTEN_CALL = text("""
     UPDATE agentq.tool_calls SET sweep_at = now()
@@ -187,10 +194,11 @@ def renew(connection: Connection, held: dict[UUID, str], *, lease_secs: float) -
 class Due:
     """Something the sweep has to look at; ``turn`` and ``index`` are a call's, and 0 for a step.
 
-    "late": the run's time limit is over. "fading": a lease that its process should have renewed, but did not.
+    "late": the run's time limit is over. "undecided": nobody has decided on a call in time.
+    "fading": a lease that its process should have renewed, but did not.
     """
 
-    kind: Literal["run", "call", "late", "fading"]
+    kind: Literal["run", "call", "late", "undecided", "fading"]
     run_id: str
     turn: int
     index: int
@@ -203,8 +211,8 @@ class Due:
 
 
 def due(connection: Connection, *, limit: int = 500, mine: Sequence[str] = (), fading_secs: float = 0.0) -> list[Due]:
-    """What has waited longer than it should: lost wake-ups, expired leases, backoffs and time limits that are over,
-    untold parents; and leases of the processes ``mine`` that end within ``fading_secs``.
+    """What has waited longer than it should: lost wake-ups, expired leases, backoffs, time limits and deadlines of
+    approvals that are over, untold parents; and leases of the processes ``mine`` that end within ``fading_secs``.
     """
     values = {"limit": limit, "mine": list(mine), "fading_secs": fading_secs}
     return [
@@ -280,7 +288,8 @@ def hasten_call(connection: Connection, ref: CallRef) -> None:
 
 def postpone(connection: Connection, due: Due) -> None:
     """Look at this again in a minute: something about it cannot be handled now, and the others must not wait for it."""
-    connection.execute(_POSTPONE_CALL if due.kind == "call" else _POSTPONE_RUN, due.ref.__dict__)
+    statements = {"call": _POSTPONE_CALL, "undecided": _POSTPONE_APPROVALS}
+    connection.execute(statements.get(due.kind, _POSTPONE_RUN), due.ref.__dict__)
 
 
 def seen(connection: Connection, worker: str, *, pool: str, queues: Sequence[str], agents: Sequence[str]) -> None:

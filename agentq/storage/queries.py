@@ -8,7 +8,7 @@ from operator import itemgetter
 from agentq.errors import RunNotFoundError
 from agentq.messages import AssistantMessage, Message
 from agentq.run import Approval, Event, Run, Status
-from agentq.storage import journal
+from agentq.storage import journal, tree
 from agentq.storage.rows import COUNTS, dump, to_run
 from agentq.storage.sql import Connection, text
 
@@ -16,7 +16,7 @@ _COLUMNS = f"""id, agent, status, phase, seq, turn, attempt, created_at, {journa
     thread_id, parent_run_id, tags, finished_at, due_at, lease_until, worker, cancel_requested, stop_reason, output,
     error, {", ".join(COUNTS)}"""
 _RUN = text(f"SELECT {_COLUMNS} FROM agentq.runs WHERE id = :run_id")
-_STATUS = text("SELECT status, seq FROM agentq.runs WHERE id = :run_id")
+_STATUS = text(f"SELECT {tree.STATUS} AS status FROM agentq.runs WHERE id = :run_id")
 _LIST = text(f"""
     SELECT {_COLUMNS} FROM agentq.runs
     WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:agent AS text) IS NULL OR agent = :agent)
@@ -25,13 +25,20 @@ _LIST = text(f"""
     ORDER BY id DESC LIMIT :limit  -- which is by age, see agentq/ids.py
 """)
 _MESSAGES = text(f"SELECT messages FROM agentq.journal j WHERE {journal.IS_OF_RUN} AND messages IS NOT NULL")
-_APPROVALS = text("""
-    SELECT run_id, call_id, tool, arguments, status, requested_at, kind, decided_by, reason, decided_at,
-        concat_ws(':', run_id, turn, index) AS idempotency_key
-    FROM agentq.approvals
-    WHERE (CAST(:run_id AS text) IS NULL OR run_id = :run_id) AND (CAST(:status AS text) IS NULL OR status = :status)
-    ORDER BY requested_at, run_id, index, number LIMIT :limit
-""")
+_APPROVALS = """
+    {tree}
+    SELECT a.run_id, call_id, tool, arguments, a.status, requested_at, kind, decided_by, reason, decided_at, r.agent,
+        question, arguments_sha256, edited, sticky, expires_at, on_expiry,
+        concat_ws(':', run_id, a.turn, index) AS idempotency_key
+    FROM agentq.approvals a JOIN agentq.runs r ON r.id = a.run_id
+    WHERE {which} AND (CAST(:status AS text) IS NULL OR a.status = :status)
+    ORDER BY requested_at, run_id, index, a.number LIMIT :limit
+"""
+_ALL_APPROVALS = text(_APPROVALS.format(tree="", which="true"))
+# Of a run and of all that its sub-agents do for it.
+_APPROVALS_BELOW = text(
+    _APPROVALS.format(tree=f"WITH RECURSIVE {tree.BELOW}", which="run_id IN (SELECT id FROM below)")
+)
 _THREAD = text("""
     SELECT r.thread_position, j.messages FROM agentq.journal j JOIN agentq.runs r ON r.number = j.run
     WHERE r.thread_id = :thread_id AND j.messages IS NOT NULL ORDER BY r.thread_position
@@ -89,7 +96,7 @@ def _answer(transcript: Sequence[Message]) -> str | None:
 
 
 def status(connection: Connection, run_id: str) -> Status:
-    """One indexed read, for waiting. Raises RunNotFoundError."""
+    """One indexed read, for waiting: "waiting" also where it is its sub-agents that do. Raises RunNotFoundError."""
     row = connection.execute(_STATUS, {"run_id": run_id}).first()
     if row is None:
         raise RunNotFoundError(f"there is no run {run_id!r}; see: agentq runs ls", run_id=run_id)
@@ -127,7 +134,9 @@ def events(connection: Connection, run_id: str, *, after: int = 0) -> list[Event
 def approvals(
     connection: Connection, *, run_id: str | None = None, status: str | None = "pending", limit: int = 200
 ) -> list[Approval]:
-    rows = connection.execute(_APPROVALS, {"run_id": run_id, "status": status, "limit": limit})
+    """Those of a run include what its sub-agents ask."""
+    values = {"run_id": run_id, "status": status, "limit": limit}
+    rows = connection.execute(_ALL_APPROVALS if run_id is None else _APPROVALS_BELOW, values)
     return [Approval(**row._asdict()) for row in rows]
 
 

@@ -179,9 +179,22 @@ approvals = Table(
     Column("decided_at", _TIME),
     Column("decided_by", Text),
     Column("reason", Text),
+    # What the tool said when it asked by itself.
+    Column("question", Text, nullable=False, server_default=""),
+    # The arguments a person put in the place of the model's.
+    Column("edited", Text),
+    # For the tool's later calls in the run as well.
+    Column("sticky", Boolean, nullable=False, server_default=text("false")),
+    Column("expires_at", _TIME),
+    Column("on_expiry", Text, nullable=False, server_default="report"),
     PrimaryKeyConstraint("run_id", "turn", "index", "number"),
     ForeignKeyConstraint(["run_id"], [f"{SCHEMA}.runs.id"], ondelete="CASCADE"),
     Index("approvals_pending", "requested_at", postgresql_where=text("status = 'pending'")),
+    Index(
+        "approvals_expires_at",
+        "expires_at",
+        postgresql_where=text("status = 'pending' AND expires_at IS NOT NULL"),
+    ),
 )
 
 workers = Table(

@@ -7,9 +7,11 @@ from typing import Any
 
 from agentq import (
     Agent,
+    ApprovalRule,
     EndRun,
     Happened,
     Hooks,
+    NeedsApproval,
     NotHappened,
     RunContext,
     Tool,
@@ -25,7 +27,14 @@ from agentq.providers.scripted import Call, Fault, Scripted, Step
 NUDGE = "Your last reply was empty"
 # Words of a script that are no calls: a reply without content, a provider's faults, a bug in an adapter.
 EMPTY, OVERLOADED, REFUSED, BUG = "EMPTY", "OVERLOADED", "REFUSED", "BUG"
-TOOLS = ("safe", "unsafe", "gated", "failing", "refusing", "ending", "asked", "probed", "quick", "quick_safe")
+TOOLS = (
+    *("safe", "unsafe", "gated", "timed", "asking", "failing", "refusing", "ending"),
+    *("asked", "probed", "quick", "quick_safe"),
+)
+# What an agent's rule puts before a person; "timed" runs when nobody decides, and "asking" asks by itself.
+GATED = {"gated": ApprovalRule(), "timed": ApprovalRule(deadline_secs=40, on_expiry="approve")}
+# What a person answers in the place of a tool.
+ANSWER = "said by a person"
 # What may run again. Those that are asked or probed only where somebody has looked, which a process that stood still
 # may belie.
 REPEATED = frozenset({"safe", "failing", "asked", "probed", "quick_safe"})
@@ -76,7 +85,7 @@ class Reality:
             name,
             model=_Counted([*steps, *["done"] * 5], self),
             tools=[*self._tools, *([child.as_tool()] if child else [])],
-            approve=["gated"],
+            approve=GATED,
             limits=dict(definition.limits),
             hooks=[_EndsAfterEnding()],
             memory=_Facts() if definition.recalls else None,
@@ -87,6 +96,8 @@ class Reality:
         def act(ctx: RunContext) -> str:
             """Do something outside."""
             self._at_tool(name, ctx)
+            if name == "asking" and not ctx.approved:
+                raise NeedsApproval("may I", deadline_secs=40)
             self.effects[str(ctx.idempotency_key)] += 1
             self._after_effect()
             if name == "failing":

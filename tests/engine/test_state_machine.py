@@ -51,7 +51,8 @@ CALLED = st.one_of(
     st.lists(st.sampled_from(CALLS), min_size=1, max_size=1),
     st.lists(st.sampled_from(CALLS), min_size=1, max_size=10),
     st.lists(st.sampled_from(("safe", "unsafe")), min_size=1, max_size=12),
-    st.lists(st.sampled_from(("unsafe", "gated")), min_size=1, max_size=4),
+    st.lists(st.sampled_from(("unsafe", "gated", "timed", "asking")), min_size=1, max_size=4),
+    st.lists(st.sampled_from(("timed", "asking")), min_size=1, max_size=1),
     st.sampled_from((["quick"], ["quick_safe"], ["quick", "unsafe"])),
     st.lists(st.sampled_from(("safe", "unsafe", "child")), min_size=1, max_size=5),
     st.lists(st.sampled_from(("safe", "unsafe")), min_size=9, max_size=12).map(lambda calls: ["child", *calls]),
@@ -81,7 +82,7 @@ AGE = st.builds(w.Age, SECS)
 BEAT = st.builds(w.Beat)
 SWEEP = st.builds(w.Sweep, ANY_WORKER)
 CANCEL = st.builds(w.Cancel, st.integers(0, 20))
-DECIDE = st.builds(w.Decide, WHICH, st.booleans(), st.booleans())
+DECIDE = st.builds(w.Decide, WHICH, st.sampled_from([*w.ANSWERS]), st.booleans())
 ASK_AGAIN = st.builds(w.AskAgain, WHICH)
 FOLLOW = st.builds(w.Follow, WHICH)
 LOST = st.just([w.Age(20), w.Sweep(1)])

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import psycopg
 
-from agentq import AssistantMessage, RunContext, ThreadBusyError, ToolMessage
+from agentq import Approve, AssistantMessage, Reject, Respond, RunContext, ThreadBusyError, ToolMessage
+from agentq.approvals import Decision
 from agentq.errors import ApprovalNotPendingError
 from agentq.providers.base import ModelRequest
 from agentq.registry import by_name
@@ -17,7 +18,7 @@ from agentq.wire import BatchMessage, CallMessage, StepMessage, WakeUp
 from tests.engine import clock
 from tests.engine.invariants import Watch
 from tests.engine.mishaps import Fate, Mishap, ObservedDatabase, Worker
-from tests.engine.scripts import Definition, Reality
+from tests.engine.scripts import ANSWER, GATED, Definition, Reality
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,20 @@ class Cancel:
     which: int
 
 
+Answer = Literal["approve", "reject", "respond", "always", "never"]
+ANSWERS: dict[Answer, Decision] = {
+    "approve": Approve(),
+    "reject": Reject("no"),
+    "respond": Respond(ANSWER),
+    "always": Approve(sticky=True),
+    "never": Reject(sticky=True),
+}
+
+
 @dataclass(frozen=True)
 class Decide:
     which: int
-    approved: bool
+    answer: Answer
     late: bool = False
 
 
@@ -211,28 +222,27 @@ class World:
 
     def _decide(self, decision: Decide, *, calm: bool) -> None:
         approvals = self._ids(
-            "select a.run_id, a.call_id, a.status, a.kind, a.turn, a.index "
+            "select a.run_id, a.call_id, a.status, a.kind, a.turn, a.index, coalesce(a.expires_at <= now(), false) "
             "from agentq.approvals a join agentq.runs r on r.id = a.run_id where a.status = 'pending' or %s "
             "order by r.created_at, r.parent_run_id, r.parent_index, a.turn, a.index",
             decision.late,
         )
         if not approvals:
             return
-        run_id, call_id, status, kind, turn, index = approvals[decision.which % len(approvals)]
+        run_id, call_id, status, kind, turn, index, is_over = approvals[decision.which % len(approvals)]
         handle = self._workers[0].client.handle(run_id)
         try:
             if kind == "outcome":
                 key = f"{run_id}:{turn}:{index}"
                 happened = self.reality.effects[key] > 0
                 handle.settle(call_id, happened=happened, result=f"did {key}" if happened else None)
-            elif decision.approved:
-                handle.approve(call_id)
             else:
-                handle.reject(call_id)
+                handle.decide({call_id: ANSWERS[decision.answer]})
         except ApprovalNotPendingError:
-            assert status != "pending" or not calm, "a decision was refused that was asked for"
+            assert status != "pending" or is_over or not calm, "a decision was refused that was asked for"
         else:
             assert status == "pending", "a second decision was taken"
+            assert not is_over, "a decision was taken too late"
 
     # ------------------------------------------------------------------------------------------------ the queue
 
@@ -310,10 +320,11 @@ class World:
                 union all select 1 from agentq.runs where (id, turn, 0) = (%s, %s, %s) and on_unknown is not null
             """
             self.watch.forbid(not self._ids(open_call, *place, *place), f"{name} ran after its result was saved")
-        if name == "gated":
-            approved = (
-                "select 1 from agentq.approvals where (run_id, turn, index) = (%s, %s, %s) and status = 'approved'"
-            )
+        if name in GATED or ctx.approved:
+            approved = """
+                select 1 from agentq.approvals where (run_id, turn, index) = (%s, %s, %s)
+                    and (status = 'approved' or status = 'expired' and on_expiry = 'approve')
+            """
             self.watch.forbid(not self._ids(approved, *place), "a gated call ran that nobody approved")
         self._fate.moment("tool")
 
@@ -328,7 +339,7 @@ class World:
             while self.waiting:
                 self.perform(Deliver(0, 0))
             while self.watch.waits_for_a_person():
-                self.perform(Decide(0, approved=True))
+                self.perform(Decide(0, "approve"))
             self.check()
             if self.watch.is_quiet():
                 return

@@ -15,6 +15,7 @@ from tests.services import Services, new_database
 INDEXES = {
     *("runs_lease_look_at", "runs_sweep_look_at", "runs_deadline_at"),
     *("tool_calls_lease_until", "tool_calls_sweep_at"),
+    "approvals_expires_at",
 }
 # An empty index is its first page and its root; two looks at each is the most it may cost.
 BUFFERS = 16
@@ -33,7 +34,7 @@ def full(service_urls: Services) -> Iterator[Database]:
 
 
 @pytest.mark.slow
-def test_with_110_000_runs_and_nothing_to_do_the_sweep_reads_a_few_pages_of_five_short_indexes(full: Database) -> None:
+def test_with_110_000_runs_and_nothing_to_do_the_sweep_reads_a_few_pages_of_six_short_indexes(full: Database) -> None:
     plan = idle.plan(full)
     assert {kind for kind, _ in plan.scans if kind.startswith("Seq")} == set()
     assert {index for _, index in plan.scans if index} == INDEXES

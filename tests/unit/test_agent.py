@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentq import Agent, ConfigError, Hooks, Limits, RunContext, ToolError, tool
+from agentq import Agent, ApprovalRule, ConfigError, Hooks, Limits, RunContext, ToolError, tool
 from agentq.agent import AgentSpec, make_limits
 from agentq.hooks import EndRun
 
@@ -46,14 +46,14 @@ def test_a_definition_is_kept() -> None:
     )
     assert spec.models == ("openai:gpt-5.2", "anthropic:x")
     assert list(spec.tools) == ["search", "refund"]
-    assert spec.approve == {"refund"}
+    assert spec.approve == {"refund": ApprovalRule()}
     assert spec.limits == Limits(model_calls=3)
     assert len(spec.hooks) == 1
     assert spec.has_recall
 
 
 def test_names_to_approve_may_come_from_a_generator() -> None:
-    assert make(tools=[refund], approve=(name for name in ["refund"])).approve == {"refund"}
+    assert make(tools=[refund], approve=(name for name in ["refund"])).approve == {"refund": ApprovalRule()}
 
 
 def test_an_agent_with_nothing_to_recall_says_so() -> None:

@@ -47,7 +47,7 @@ def message(*calls: tuple[str, Any], text: str = "", stop: Stop = "tool_calls") 
 
 def planned(reply: AssistantMessage, agent: AgentSpec = PLAIN, **changes: Any) -> list[Any]:
     snapshot = fresh(**changes)
-    return [plan(call, agent, snapshot, cut=reply.stop == "length") for call in reply.calls]
+    return [plan(call, agent, snapshot, cut=reply.stop == "length", faults=[]) for call in reply.calls]
 
 
 def follow(reply: AssistantMessage, agent: AgentSpec = TYPED) -> Transition:

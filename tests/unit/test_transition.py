@@ -9,6 +9,7 @@ from agentq.errors import ErrorInfo
 from agentq.limits import MAX_CALLS_PER_REPLY, MAX_DEPTH, MAX_EMPTY_REPLIES, MAX_LANES, MAX_RESULT_CHARS, Limits
 from agentq.messages import AssistantMessage, ToolMessage, Usage, UserMessage
 from agentq.outcomes import (
+    Asked,
     BatchOpened,
     CallsFinished,
     Cancelled,
@@ -22,7 +23,6 @@ from agentq.outcomes import (
     Replied,
     Reviewed,
     Transition,
-    Unclear,
 )
 from agentq.retry import LONGEST_HINT_SECS, MODEL_TRIES, backoff_secs, wait_secs
 from agentq.run import TERMINAL, OpenCall, Phase, Snapshot, Status
@@ -40,7 +40,7 @@ OUTCOMES: dict[type, Outcome] = {
     Decided: Decided(),
     BatchOpened: BatchOpened(),
     CallsFinished: CallsFinished(((0, result("c0")),)),
-    Unclear: Unclear(0),
+    Asked: Asked(0),
     HookEnded: HookEnded("enough"),
     Failed: Failed(FAULT),
     Cancelled: Cancelled(),
@@ -55,7 +55,7 @@ TABLE: dict[tuple[Phase, bool, type], str] = {
     ("review", True, Decided): "tools",
     ("tools", False, BatchOpened): "tools",
     ("tools", False, CallsFinished): "recall",
-    ("tools", False, Unclear): "waiting",
+    ("tools", False, Asked): "waiting",
     ("tools", True, CallsFinished): "recall",
 }
 for _phase in get_args(Phase):
