@@ -181,6 +181,27 @@ def test_waiting_calls_are_listed_with_their_arguments(served: Program) -> None:
     assert '{"a": 1, "b": 2}' in served("approvals", "ls", "--run", run_id).out
 
 
+def test_a_person_may_change_the_arguments_and_the_record_shows_both(served: Program) -> None:
+    run_id = enqueue(served, "gated")
+    wait_for(served, run_id, "waiting")
+    unfit = served("approvals", "approve", run_id, "call_7", "--arguments", "[1]")
+    assert unfit.code == 2
+    assert "a JSON object is wanted" in unfit.err
+    changed = ("--arguments", '{"a": 40, "b": 2}', "--reason", "typo", "--by", "anna")
+    assert served("approvals", "approve", run_id, "call_7", *changed).code == 0
+    assert "42" in str(wait_for(served, run_id, "completed")["messages"])
+    shown = served("approvals", "show", run_id, "call_7").out
+    assert all(word in shown for word in ('{"a":1,"b":2}', '{"a": 40, "b": 2}', "typo", "anna", "approved"))
+    assert served("approvals", "show", run_id, "call_8").code == 1
+
+
+def test_a_person_may_answer_in_place_of_the_tool(served: Program) -> None:
+    run_id = enqueue(served, "gated")
+    wait_for(served, run_id, "waiting")
+    assert served("approvals", "respond", run_id, "call_7", "--result", "about three").code == 0
+    assert "about three" in str(wait_for(served, run_id, "completed")["messages"])
+
+
 # -- why --
 
 
