@@ -16,9 +16,11 @@ if TYPE_CHECKING:
         RunCancelledError,
         RunFailedError,
         RunFinishedError,
+        RunNotFinishedError,
         RunNotFoundError,
         SchemaOutdatedError,
         ThreadBusyError,
+        ThreadNotFoundError,
         ToolError,
         UnavailableError,
         UnknownAgentError,
@@ -26,11 +28,13 @@ if TYPE_CHECKING:
     )
     from agentq.face import Agent, Thread
     from agentq.handle import Handle
+    from agentq.history import Effect, Rewound
     from agentq.hooks import EndRun, Hooks
     from agentq.limits import Limits
     from agentq.memory import Memory
     from agentq.messages import AssistantMessage, Message, ToolCall, ToolMessage, ToolResult, Usage, UserMessage
     from agentq.run import Approval, Event, Result, Run
+    from agentq.threads import StoredThread
     from agentq.tools import Tool, tool
     from agentq.unknown import Happened, NotHappened
     from agentq.why import Wait, Why
@@ -47,6 +51,7 @@ __all__ = [
     "AssistantMessage",
     "Client",
     "ConfigError",
+    "Effect",
     "EndRun",
     "Event",
     "Handle",
@@ -62,16 +67,20 @@ __all__ = [
     "Reject",
     "Respond",
     "Result",
+    "Rewound",
     "Run",
     "RunCancelledError",
     "RunContext",
     "RunFailedError",
     "RunFinishedError",
+    "RunNotFinishedError",
     "RunNotFoundError",
     "SchemaOutdatedError",
     "Settle",
+    "StoredThread",
     "Thread",
     "ThreadBusyError",
+    "ThreadNotFoundError",
     "Tool",
     "ToolCall",
     "ToolError",
@@ -103,20 +112,24 @@ _HOMES = {
         "RunCancelledError",
         "RunFailedError",
         "RunFinishedError",
+        "RunNotFinishedError",
         "RunNotFoundError",
         "SchemaOutdatedError",
         "ThreadBusyError",
+        "ThreadNotFoundError",
         "ToolError",
         "UnavailableError",
         "UnknownAgentError",
         "WaitTimeoutError",
     ),
     "agentq.handle": ("Handle",),
+    "agentq.history": ("Effect", "Rewound"),
     "agentq.hooks": ("EndRun", "Hooks"),
     "agentq.limits": ("Limits",),
     "agentq.memory": ("Memory",),
     "agentq.messages": ("AssistantMessage", "Message", "ToolCall", "ToolMessage", "ToolResult", "Usage", "UserMessage"),
     "agentq.run": ("Approval", "Event", "Result", "Run"),
+    "agentq.threads": ("StoredThread",),
     "agentq.tools": ("Tool", "tool"),
     "agentq.unknown": ("Happened", "NotHappened"),
     "agentq.why": ("Wait", "Why"),

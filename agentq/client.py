@@ -17,6 +17,7 @@ from agentq.services import patience_secs
 from agentq.storage import enqueue, queries
 from agentq.storage.enqueue import NewRun
 from agentq.text import clean
+from agentq.threads import StoredThread
 from agentq.tools import check_name
 from agentq.wire import StepMessage
 
@@ -164,7 +165,10 @@ class Client(Link):
         with self.database.autocommit() as connection:
             return queries.approvals(connection, run_id=clean(run_id) if run_id else run_id, status=status)
 
+    def thread(self, thread_id: str) -> StoredThread:
+        """A stored conversation: its history, and cutting, copying and deleting it; nothing is read yet."""
+        return StoredThread(self, clean(thread_id))
+
     def history(self, thread: str) -> tuple[Message, ...]:
         """Every message of a thread, oldest first."""
-        with self.database.autocommit() as connection:
-            return queries.thread_messages(connection, clean(thread))
+        return self.thread(thread).history()

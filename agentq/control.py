@@ -2,23 +2,24 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from agentq.agent import AgentSpec
 from agentq.approvals import Decision
-from agentq.errors import ErrorInfo, LeaseLost
+from agentq.errors import ErrorInfo, LeaseLost, RunFinishedError
 from agentq.hooks import EndRun
 from agentq.messages import ToolResult
 from agentq.outcomes import Cancelled, Decided, Failed
+from agentq.reopen import reopen
 from agentq.results import to_text
 from agentq.run import OpenCall, Snapshot
 from agentq.saving import Saver
 from agentq.services import Services
 from agentq.steps.base import call_hooks, context
 from agentq.steps.tool_batch import CallDone
-from agentq.storage import approvals, children, control, queries
+from agentq.storage import approvals, children, control, queries, threads
 from agentq.storage.journal import NewEvent
 from agentq.storage.rows import CallRef
 from agentq.storage.sql import Connection
@@ -124,19 +125,49 @@ class Control:
         Raises RunNotFoundError. A run that has ended is left as it is.
         """
         with self.services.database.transaction() as connection:
-            snapshot, at_work = control.lock(connection, run_id)
-            if snapshot.is_terminal:
-                return snapshot
-            control.ask_cancel(connection, run_id)
-            below = control.open_children(connection, run_id)
-            if not at_work:
-                transition = decide(snapshot, Cancelled())
-                self.saver.apply(connection, transition, None, [], even_if_cancelled=True)
-                snapshot = transition.snapshot
+            snapshot, below = self.cancel_in(connection, run_id)
+        self.after_cancel(snapshot, below)
+        return snapshot
+
+    def cancel_in(self, connection: Connection, run_id: str) -> tuple[Snapshot, tuple[str, ...]]:
+        """The part of a cancel that is the caller's transaction: the run, and the runs below it, for after_cancel."""
+        snapshot, at_work = control.lock(connection, run_id)
+        if snapshot.is_terminal:
+            return snapshot, ()
+        control.ask_cancel(connection, run_id)
+        below = control.open_children(connection, run_id)
+        if not at_work:
+            transition = decide(snapshot, Cancelled())
+            self.saver.apply(connection, transition, None, [], even_if_cancelled=True)
+            snapshot = transition.snapshot
+        return snapshot, below
+
+    def after_cancel(self, snapshot: Snapshot, below: Iterable[str]) -> None:
         for child in below:
             self.cancel(child)
         self.after(snapshot)
-        return snapshot
+
+    def retry(self, run_id: str, limits: Mapping[str, Any]) -> None:
+        """Let a run that failed or was cancelled go on, with changes to its limits. Raises what ``reopen`` raises,
+        RunNotFoundError, and RunFinishedError for a run that others have gone on from.
+        """
+        # The runs below it end with it, also where nobody has come to that yet.
+        self.tell_family(run_id)
+        with self.services.database.transaction() as connection:
+            thread_id, parent = control.family(connection, run_id)
+            if parent is not None:
+                raise RunFinishedError(f"run {run_id} has answered a call of run {parent}; retry that one")
+            if thread_id is not None:
+                threads.lock(connection, thread_id)
+                if threads.latest_run(connection, thread_id) != run_id:
+                    raise RunFinishedError(f"run {run_id} is not the last of thread {thread_id!r} any more")
+            snapshot, _ = control.lock(connection, run_id)
+            said = queries.messages(connection, run_id)
+            after, note = reopen(snapshot, said[-1] if said else None, limits)
+            placed = [(snapshot.message_count, note)] if note else []
+            event, patience = NewEvent("run.retried", {"was": snapshot.status}), self.services.patience_secs
+            wake_up = control.reopen(connection, after, event, placed, patience_secs=patience)
+        self.saver.send([wake_up])
 
     def go_on(self, run_id: str, again: Again) -> bool:
         """Send the wake-up of work that is to be done again, or end the run if that was asked for meanwhile.

@@ -12,12 +12,14 @@
     ├── RunError                   run_error
     │   ├── RunNotFoundError       run_not_found
     │   ├── RunFinishedError       run_finished              too late: the run has ended
+    │   ├── RunNotFinishedError    run_not_finished          too early: the run has not ended
     │   ├── RunCancelledError      cancelled
     │   ├── RunFailedError         <the code the run failed with>
     │   │   └── LimitExceededError limit_exceeded            details["limit"] names the limit
     │   ├── WaitTimeoutError *     wait_timeout
     │   ├── ApprovalNotPendingError approval_not_pending
     │   ├── ThreadBusyError *      thread_busy
+    │   ├── ThreadNotFoundError    thread_not_found
     │   └── LeaseLost              lease_lost                another process owns the step now
     ├── ProviderError              provider_<kind>           * for the kinds that may pass
     └── ToolError                  tool_error                raised by tools, shown to the model
@@ -105,6 +107,10 @@ class RunFinishedError(RunError):
     code = "run_finished"
 
 
+class RunNotFinishedError(RunError):
+    code = "run_not_finished"
+
+
 class RunCancelledError(RunError):
     code = "cancelled"
 
@@ -131,6 +137,10 @@ class ApprovalNotPendingError(RunError):
 class ThreadBusyError(RunError):
     code = "thread_busy"
     retryable = True
+
+
+class ThreadNotFoundError(RunError):
+    code = "thread_not_found"
 
 
 class LeaseLost(RunError):

@@ -8,10 +8,12 @@ from agentq.agent import AgentSpec
 from agentq.client import Client
 from agentq.errors import ConfigError
 from agentq.handle import Handle
+from agentq.history import Rewound
+from agentq.inputs import checked_thread
 from agentq.messages import Message
 from agentq.providers.registry import check
 from agentq.run import Result
-from agentq.text import clean
+from agentq.threads import StoredThread
 
 
 class RunOptions(TypedDict, total=False):
@@ -71,10 +73,8 @@ class Thread:
     """A conversation: each message sees everything said before. One run at a time."""
 
     def __init__(self, agent: Agent, thread_id: str) -> None:
-        if not thread_id or len(thread_id) > 200 or clean(thread_id) != thread_id:
-            raise ConfigError("a thread id is a text of 1 to 200 characters")
         self.agent = agent
-        self.id = thread_id
+        self.id = checked_thread(thread_id)
 
     def __repr__(self) -> str:
         return f"Thread({self.id!r}, {self.agent!r})"
@@ -96,7 +96,28 @@ class Thread:
 
     def history(self, *, client: Client | None = None) -> tuple[Message, ...]:
         """Every message of the thread, oldest first."""
-        return (client or default_client()).history(self.id)
+        return self._stored(client).history()
+
+    def rewind(self, to: int, *, client: Client | None = None) -> Rewound:
+        """See ``StoredThread.rewind``."""
+        return self._stored(client).rewind(to)
+
+    def fork(self, thread_id: str, *, at: int | None = None, client: Client | None = None) -> "Thread":
+        """See ``StoredThread.fork``."""
+        return Thread(self.agent, self._stored(client).fork(thread_id, at=at).id)
+
+    def retry(self, *, limits: Mapping[str, Any] | None = None, client: Client | None = None) -> Handle:
+        """See ``StoredThread.retry``."""
+        return self._stored(client).retry(limits=limits)
+
+    def delete(self, *, client: Client | None = None) -> int:
+        """See ``StoredThread.delete``."""
+        return self._stored(client).delete()
+
+    def _stored(self, client: Client | None) -> StoredThread:
+        client = client or default_client()
+        client.agents.setdefault(self.agent.name, self.agent)
+        return client.thread(self.id)
 
 
 _default: Client | None = None

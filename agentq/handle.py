@@ -7,7 +7,7 @@ from typing import Any
 
 from agentq.approvals import Approve, Decision, Reject, Respond, Settle
 from agentq.errors import ConfigError, RunCancelledError, RunFailedError, WaitTimeoutError
-from agentq.inputs import shown_name, whoami
+from agentq.inputs import checked_limits, shown_name, whoami
 from agentq.link import Link
 from agentq.messages import Message
 from agentq.run import Approval, Event, Result, Run, Status
@@ -127,6 +127,15 @@ class Handle:
         Raises RunNotFoundError. A run that has ended stays as it is.
         """
         return self.client.control.cancel(self.id).status
+
+    def retry(self, *, limits: Mapping[str, Any] | None = None) -> None:
+        """Let a run that failed or was cancelled go on where it stood: the same run, with its counts.
+
+        ``limits``: changes to its limits, such as one that it has reached. Raises RunNotFoundError;
+        RunNotFinishedError; RunFinishedError for a run that completed, has reached a limit, answered another agent's
+        call, or is not the last of its thread any more; ConfigError.
+        """
+        self.client.control.retry(self.id, checked_limits(limits))
 
     def approvals(self, *, status: str | None = "pending") -> list[Approval]:
         """The calls of the run, and of its sub-agents' runs, that wait for a person; None: the decided ones too."""

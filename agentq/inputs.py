@@ -32,6 +32,13 @@ def checked_key(what: str, value: object) -> str | None:
     return clean(value)
 
 
+def checked_thread(thread_id: object) -> str:
+    """A thread's name: no other than the one that is stored."""
+    if not isinstance(thread_id, str) or not 0 < len(thread_id) <= MAX_KEY_CHARS or clean(thread_id) != thread_id:
+        raise ConfigError(f"a thread id is a text of 1 to {MAX_KEY_CHARS} characters")
+    return thread_id
+
+
 def json_object(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
     if not value:
         return {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agentq.messages import AssistantMessage, Message, ToolMessage, UserMessage
 from agentq.run import Snapshot
-from agentq.storage import steps
+from agentq.storage import steps, threads
 from agentq.storage.database import Database
 
 # What a message takes in memory beside its text.
@@ -49,7 +49,7 @@ class Transcripts:
         if number < snapshot.event_count or earlier is None:
             with self._database.autocommit() as connection:
                 if earlier is None and snapshot.thread_id is not None:
-                    earlier = steps.earlier_messages(connection, snapshot.run_id, snapshot.thread_id)
+                    earlier = threads.earlier(connection, snapshot.run_id, snapshot.thread_id)
                 new = steps.messages_after(connection, snapshot.run_id, number)
             own |= new
             self._keep(snapshot.run_id, earlier or (), new, snapshot.event_count)

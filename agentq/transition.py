@@ -328,12 +328,18 @@ def _asked(snapshot: Snapshot, outcome: Asked) -> Transition:
 
 def _next_turn(snapshot: Snapshot) -> Transition:
     """Back to recall, unless a limit says that there may be no further model call."""
+    reached = over_limit(snapshot)
+    return _end(snapshot, Ending(error=reached)) if reached else _go(replace(snapshot, calls=()), "recall")
+
+
+def over_limit(snapshot: Snapshot) -> ErrorInfo | None:
+    """The error of a run that may make no further model call; None where it may."""
     limits, progress = snapshot.limits, snapshot.progress
     if progress.model_calls >= limits.model_calls:
-        return _end(snapshot, _limit("model_calls", limits.model_calls))
+        return _over("model_calls", limits.model_calls)
     if limits.tokens is not None and progress.usage.total >= limits.tokens:
-        return _end(snapshot, _limit("tokens", limits.tokens))
-    return _go(replace(snapshot, calls=()), "recall")
+        return _over("tokens", limits.tokens)
+    return None
 
 
 def out_of_time(snapshot: Snapshot) -> ErrorInfo | None:

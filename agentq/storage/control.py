@@ -7,9 +7,10 @@ from agentq.messages import ToolMessage, ToolResult
 from agentq.run import TERMINAL, OpenCall, Snapshot
 from agentq.storage import journal
 from agentq.storage.journal import NewEvent, Placed
-from agentq.storage.rows import SNAPSHOT_COLUMNS, to_snapshot
+from agentq.storage.rows import SNAPSHOT_COLUMNS, of_progress, to_snapshot
 from agentq.storage.sql import Connection, text
-from agentq.storage.steps import BOUNDED, open_calls
+from agentq.storage.steps import BOUNDED, FIRST_PATIENCE, open_calls
+from agentq.wire import STEP_QUEUE, StepMessage
 
 _LOCK = text(f"""
     WITH {BOUNDED}
@@ -28,6 +29,17 @@ _COUNT_EVENTS = text("""
 _CHILDREN = text("""
     SELECT id FROM agentq.runs WHERE parent_run_id = :run_id AND status NOT IN ('completed', 'failed', 'cancelled')
 """)
+_THREAD = text("SELECT thread_id, parent_run_id FROM agentq.runs WHERE id = :run_id")
+_REOPEN = text(f"""
+    UPDATE agentq.runs SET
+        seq = :seq, status = 'running', phase = 'recall', progress = :progress, message_count = :message_count,
+        event_count = event_count + 1, queue = :queue, timeout_secs = NULL, on_unknown = NULL, open_calls = 0,
+        asked_calls = 0, stop_reason = NULL, output = NULL, error = NULL, finished_at = NULL, cancel_requested = false,
+        attempt = 0, due_at = now(), sweep_at = {FIRST_PATIENCE}, sweep_look_at = {FIRST_PATIENCE},
+        lease_look_at = {FIRST_PATIENCE}, deadline_at = created_at + make_interval(secs => :run_secs)
+    WHERE id = :run_id AND seq = :seq - 1
+    RETURNING number, event_count
+""")
 _CLOSE = text("""
     UPDATE agentq.tool_calls SET status = 'done', code = :code, finished_at = now()
     WHERE run_id = :run_id AND turn = :turn AND index = :index
@@ -45,10 +57,14 @@ def lock(connection: Connection, run_id: str) -> tuple[Snapshot, bool]:
     """The run with its row locked, and whether a worker is at it (a step or one of its calls)."""
     row = connection.execute(_LOCK, {"run_id": run_id}).first()
     if row is None:
-        raise RunNotFoundError(f"there is no run {run_id!r}; see: agentq runs ls", run_id=run_id)
+        raise _not_found(run_id)
     calls = open_calls(connection, run_id) if row.phase in ("review", "tools") else ()
     snapshot = to_snapshot(row, () if row.status in TERMINAL else calls)
     return snapshot, bool(row.at_work) or any(call.status == "running" for call in calls)
+
+
+def _not_found(run_id: str) -> RunNotFoundError:
+    return RunNotFoundError(f"there is no run {run_id!r}; see: agentq runs ls", run_id=run_id)
 
 
 def ask_cancel(connection: Connection, run_id: str) -> None:
@@ -60,6 +76,32 @@ def note(connection: Connection, run_id: str, events: Sequence[NewEvent], messag
     """Add events that no step brought, and what came with them."""
     row = connection.execute(_COUNT_EVENTS, {"run_id": run_id, "events": len(events)}).one()
     journal.add(connection, row.number, row.event_count, events, messages)
+
+
+def family(connection: Connection, run_id: str) -> tuple[str | None, str | None]:
+    """The run's thread, and the run it is a sub-agent's of. Raises RunNotFoundError."""
+    row = connection.execute(_THREAD, {"run_id": run_id}).first()
+    if row is None:
+        raise _not_found(run_id)
+    return row.thread_id, row.parent_run_id
+
+
+def reopen(
+    connection: Connection, after: Snapshot, event: NewEvent, said: Sequence[Placed], *, patience_secs: float
+) -> StepMessage:
+    """Let a run that has ended, and whose row the caller has locked, go on; the answer is its wake-up."""
+    values = {
+        "run_id": after.run_id,
+        "seq": after.seq,
+        "progress": of_progress(after.progress)["progress"],
+        "message_count": after.message_count,
+        "queue": STEP_QUEUE,
+        "patience_secs": patience_secs,
+        "run_secs": after.progress.limits.run_secs if after.progress.limits else None,
+    }
+    row = connection.execute(_REOPEN, values).one()
+    journal.add(connection, row.number, row.event_count, [event], said)
+    return StepMessage(after.run_id, after.seq)
 
 
 def open_children(connection: Connection, run_id: str) -> tuple[str, ...]:

@@ -59,7 +59,8 @@ _SAME_KEY = text("SELECT id FROM agentq.runs WHERE agent = :agent AND idempotenc
 _THREAD = text("INSERT INTO agentq.threads (id) VALUES (:id) ON CONFLICT DO NOTHING")
 _LOCK_THREAD = text("SELECT 1 FROM agentq.threads WHERE id = :id FOR UPDATE")
 _LATEST = text("""
-    SELECT id, status, thread_position FROM agentq.runs WHERE thread_id = :id ORDER BY thread_position DESC LIMIT 1
+    SELECT id, status, thread_position, kept IS NOT NULL AS is_void FROM agentq.runs
+    WHERE thread_id = :id ORDER BY thread_position DESC LIMIT 1
 """)
 
 
@@ -159,7 +160,7 @@ def _next_position(connection: Connection, thread_id: str) -> int:
     latest = connection.execute(_LATEST, {"id": thread_id}).first()
     if latest is None:
         return 0
-    if latest.status not in ("completed", "failed", "cancelled"):
+    if latest.status not in ("completed", "failed", "cancelled") and not latest.is_void:
         raise ThreadBusyError(
             f"thread {thread_id!r} is busy with run {latest.id} ({latest.status}); wait for it or cancel it",
             run_id=latest.id,

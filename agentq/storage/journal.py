@@ -10,14 +10,12 @@ for each, with all there is to say.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter, itemgetter
 from typing import Any
 
 from agentq.messages import AssistantMessage, Message, ToolMessage, ToolResult, dump_message, load_messages
 from agentq.run import Event
 from agentq.storage.rows import dump
-from agentq.storage.sql import Connection, Row, text
+from agentq.storage.sql import Connection, text
 
 # A message, and its place among those of its run.
 Placed = tuple[int, Message]
@@ -55,7 +53,7 @@ class NewEvent:
 def entry(events: Sequence[NewEvent], messages: Sequence[Placed] = ()) -> dict[str, Any]:
     """The values of ADD, and how many ``events`` there are."""
     first = messages[0][1] if messages else None
-    said = _dump_messages(messages) if messages else None
+    said = dump_messages(messages) if messages else None
     return {"events": len(events), "happened": happened(events, first), "said": said}
 
 
@@ -97,7 +95,8 @@ def call_data(result: ToolResult) -> dict[str, Any]:
     return {"tool": result.name, "status": result.status} | ({"code": result.code} if result.code else {})
 
 
-def _dump_messages(messages: Sequence[Placed]) -> str:
+def dump_messages(messages: Sequence[Placed]) -> str:
+    """The text of messages with their places; see the top."""
     return f"[{','.join(f'[{position},{dump_message(message)}]' for position, message in messages)}]"
 
 
@@ -107,14 +106,6 @@ def add(
     """Write what happened to the run of this number; the caller's UPDATE has counted the events up to ``count``."""
     values = entry(events, messages)
     connection.execute(_ADD, {"run": run, "number": count, "happened": values["happened"], "said": values["said"]})
-
-
-def messages_of_runs(rows: Iterable[Row]) -> tuple[Message, ...]:
-    """The messages of runs that follow each other: rows of the journal with ``thread_position``, in its order."""
-    found: list[Message] = []
-    for _, of_run in groupby(rows, key=attrgetter("thread_position")):
-        found += [message for _, message in sorted(messages_in(row.messages for row in of_run), key=itemgetter(0))]
-    return tuple(found)
 
 
 def messages_in(texts: Iterable[str]) -> list[Placed]:

@@ -39,10 +39,6 @@ _ALL_APPROVALS = text(_APPROVALS.format(tree="", which="true"))
 _APPROVALS_BELOW = text(
     _APPROVALS.format(tree=f"WITH RECURSIVE {tree.BELOW}", which="run_id IN (SELECT id FROM below)")
 )
-_THREAD = text("""
-    SELECT r.thread_position, j.messages FROM agentq.journal j JOIN agentq.runs r ON r.number = j.run
-    WHERE r.thread_id = :thread_id AND j.messages IS NOT NULL ORDER BY r.thread_position
-""")
 _WORKERS = text("""
     SELECT id, pool, queues, agents, started_at, seen_at FROM agentq.workers
     WHERE seen_at > now() - make_interval(secs => :alive_secs) ORDER BY id
@@ -121,10 +117,6 @@ def runs(
 def messages(connection: Connection, run_id: str) -> tuple[Message, ...]:
     placed = journal.messages_in(connection.execute(_MESSAGES, {"run_id": run_id}).scalars())
     return tuple(message for _, message in sorted(placed, key=itemgetter(0)))
-
-
-def thread_messages(connection: Connection, thread_id: str) -> tuple[Message, ...]:
-    return journal.messages_of_runs(connection.execute(_THREAD, {"thread_id": thread_id}))
 
 
 def events(connection: Connection, run_id: str, *, after: int = 0) -> list[Event]:

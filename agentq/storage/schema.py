@@ -30,6 +30,8 @@ threads = Table(
     metadata,
     Column("id", Text, primary_key=True),
     Column("created_at", _TIME, nullable=False, server_default=_NOW),
+    # The messages that were copied from another thread, in the form of the journal's.
+    Column("prefix", Text),
 )
 
 # What changes with a step stands together, a tool's at the beginning and a model's at the end of that: Postgres logs a
@@ -95,6 +97,8 @@ runs = Table(
     Column("cache_read_tokens", BigInteger),
     Column("cache_write_tokens", BigInteger),
     Column("reasoning_tokens", BigInteger),
+    # So many of its messages are left in its thread; NULL where all are, and nobody has cut it.
+    Column("kept", Integer),
     ForeignKeyConstraint(["thread_id"], [f"{SCHEMA}.threads.id"]),
     Index(
         "runs_of_key",

@@ -121,12 +121,6 @@ _RELEASE = text(f"""
     RETURNING number, queue, timeout_secs, event_count, cancel_requested
 """)
 _OPEN_CALLS = text(f"SELECT {_CALLS} FROM agentq.runs WHERE id = :run_id")
-_EARLIER = text("""
-    SELECT r.thread_position, j.messages FROM agentq.journal j JOIN agentq.runs r ON r.number = j.run
-    WHERE r.thread_id = :thread_id AND j.messages IS NOT NULL AND r.thread_position <
-        (SELECT thread_position FROM agentq.runs WHERE id = :run_id)
-    ORDER BY r.thread_position
-""")
 _MESSAGES = text(f"""
     SELECT messages FROM agentq.journal j WHERE {journal.IS_OF_RUN} AND j.number > :after AND messages IS NOT NULL
 """)
@@ -202,11 +196,6 @@ def release(
 def open_calls(connection: Connection, run_id: str) -> tuple[OpenCall, ...]:
     """The calls of the open turn."""
     return to_open_calls(connection.execute(_OPEN_CALLS, {"run_id": run_id}).one())
-
-
-def earlier_messages(connection: Connection, run_id: str, thread_id: str) -> tuple[Message, ...]:
-    """The messages of the runs before this one on its thread."""
-    return journal.messages_of_runs(connection.execute(_EARLIER, {"run_id": run_id, "thread_id": thread_id}))
 
 
 def messages_after(connection: Connection, run_id: str, after: int) -> dict[int, Message]:

@@ -1,0 +1,100 @@
+"""Stored conversations: read them, cut them back, copy them, delete them; the messages come from runs of agents."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentq.errors import ConfigError, RunNotFoundError
+from agentq.handle import Handle
+from agentq.history import Effect, Rewound, border, effects
+from agentq.inputs import checked_thread
+from agentq.link import Link
+from agentq.messages import Message
+from agentq.storage import threads
+from agentq.storage.threads import Said
+
+
+class StoredThread:
+    """A conversation, whichever agents take part in it; nothing is read before it is asked for."""
+
+    def __init__(self, client: Link, thread_id: str) -> None:
+        self.client = client
+        self.id = checked_thread(thread_id)
+
+    def __repr__(self) -> str:
+        return f"StoredThread({self.id!r})"
+
+    def history(self) -> tuple[Message, ...]:
+        """Every message of the thread, oldest first."""
+        with self.client.database.autocommit() as connection:
+            return tuple(each.message for each in threads.said(connection, self.id))
+
+    def rewind(self, to: int) -> Rewound:
+        """Leave the first ``to`` messages of ``history()`` in the thread; a negative number takes away that many.
+
+        The cut moves back to where no call is left without its result. A run that is under way and has messages behind
+        the cut is cancelled and takes no part in the thread any more, which is free at once. What tools have done
+        outside stays done: ``Rewound.effects`` lists it. Raises ThreadNotFoundError; ConfigError where the thread is
+        not so long.
+        """
+        control = self.client.control
+        ended = None
+        with self.client.database.transaction() as connection:
+            threads.lock(connection, self.id)
+            said = threads.said(connection, self.id)
+            at = self._border(said, to)
+            if at == len(said):
+                return Rewound(at, ())
+            is_open = threads.open_run(connection, self.id)
+            if is_open is not None:
+                ended = control.cancel_in(connection, is_open)
+                # What its end added to the conversation.
+                said = threads.said(connection, self.id)
+            threads.cut(connection, self.id, said[:at], said[at])
+            done = _effects(said, at)
+        if ended is not None:
+            control.after_cancel(*ended)
+        return Rewound(at, done)
+
+    def fork(self, thread_id: str, *, at: int | None = None) -> "StoredThread":
+        """A new thread that begins with a copy of this one: of all of it, or as ``rewind`` would leave it.
+
+        Raises ThreadNotFoundError; ConfigError where there is a thread of that name, or this one is not so long.
+        """
+        other = StoredThread(self.client, thread_id)
+        with self.client.database.transaction() as connection:
+            threads.lock(connection, self.id)
+            said = threads.said(connection, self.id)
+            kept = said[: self._border(said, len(said) if at is None else at)]
+            if not threads.fork(connection, other.id, kept):
+                raise ConfigError(f"there is a thread {other.id!r} already; choose another name, or delete it")
+        return other
+
+    def retry(self, *, limits: Mapping[str, Any] | None = None) -> Handle:
+        """Let the thread's last run go on, which failed or was cancelled; see ``Handle.retry``."""
+        with self.client.database.autocommit() as connection:
+            latest = threads.latest_run(connection, self.id)
+        if latest is None:
+            raise RunNotFoundError(f"thread {self.id!r} has no run to retry")
+        handle = Handle(self.client, latest)
+        handle.retry(limits=limits)
+        return handle
+
+    def delete(self) -> int:
+        """Delete the thread with all of its runs; the answer is how many those were, sub-agents' included.
+
+        Raises ThreadNotFoundError; ThreadBusyError while a run of it has not ended.
+        """
+        with self.client.database.transaction() as connection:
+            threads.lock(connection, self.id)
+            threads.check_idle(connection, self.id)
+            return threads.delete(connection, [self.id])
+
+    def _border(self, said: list[Said], to: int) -> int:
+        try:
+            return border([each.message for each in said], to)
+        except IndexError as error:
+            raise ConfigError(f"thread {self.id!r}: {error}, so it cannot be cut at {to}") from error
+
+
+def _effects(said: list[Said], at: int) -> tuple[Effect, ...]:
+    return effects([each.run_id for each in said], [each.message for each in said], at)
