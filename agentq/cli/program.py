@@ -10,7 +10,14 @@ from typing import Any
 
 import click
 
-from agentq.errors import AgentqError, ConfigError, RunNotFoundError, UnavailableError, WaitTimeoutError
+from agentq.errors import (
+    AgentqError,
+    ConfigError,
+    RunNotFoundError,
+    ThreadNotFoundError,
+    UnavailableError,
+    WaitTimeoutError,
+)
 
 FAILED, USAGE, INFRASTRUCTURE, WAITS, NOT_FOUND, TIMED_OUT, INTERRUPTED = 1, 2, 3, 4, 5, 124, 130
 
@@ -18,6 +25,7 @@ _EXIT_CODES: tuple[tuple[type[AgentqError], int], ...] = (
     (ConfigError, USAGE),
     (UnavailableError, INFRASTRUCTURE),
     (RunNotFoundError, NOT_FOUND),
+    (ThreadNotFoundError, NOT_FOUND),
     (WaitTimeoutError, TIMED_OUT),
 )
 

@@ -7,18 +7,16 @@ import click
 from pydantic_core import to_json
 
 from agentq.cli import options, timeline
-from agentq.cli.output import age, approval_json, local, paint, paint_status, print_json, print_table
+from agentq.cli.messages import print_messages
+from agentq.cli.output import age, approval_json, local, paint_status, print_json, print_table
 from agentq.cli.run import print_approvals
 from agentq.handle import Handle
-from agentq.messages import AssistantMessage, Message, ToolMessage
 from agentq.run import Run, Status
-
-RESULT_CHARS = 500
 
 
 @click.group()
 def runs() -> None:
-    """List, show and cancel runs."""
+    """List, show, retry and cancel runs."""
 
 
 @runs.command()
@@ -74,7 +72,7 @@ def show(given: dict[str, Any], /, *, run_id: str, messages: bool, as_json: bool
         _print_run(run)
         _print_events(handle)
         if transcript is not None:
-            _print_messages(transcript)
+            print_messages(transcript)
         _print_outcome(run)
         print_approvals(client.approvals(run_id=run_id), err=False)
 
@@ -108,30 +106,6 @@ def _print_events(handle: Handle) -> None:
         click.echo(timeline.line(event))
 
 
-def _print_messages(messages: tuple[Message, ...]) -> None:
-    click.echo()
-    for message in messages:
-        for who, text in _said(message):
-            click.echo(f"{paint(f'{who:<10}', bold=True)}{text}")
-
-
-def _said(message: Message) -> list[tuple[str, str]]:
-    match message:
-        case ToolMessage(result=result):
-            return [("tool", f"{result.name} -> {_shortened(result.text)}")]
-        case AssistantMessage():
-            calls = [("calls", f"{call.name} {call.arguments}") for call in message.calls]
-            return ([("model", message.text)] if message.text else []) + calls
-        case _:
-            return [("user", message.text)]
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= RESULT_CHARS:
-        return text
-    return f"{text[:RESULT_CHARS]}… ({len(text)} characters; --json has them all)"
-
-
 def _print_outcome(run: Run) -> None:
     if run.error is not None:
         click.echo(f"\n{paint_status(run.status)}: {run.error.message} ({run.error.code})")
@@ -153,3 +127,14 @@ def cancel(given: dict[str, Any], /, *, run_id: str) -> None:
         click.echo(f"run {run_id} is cancelled")
     else:
         click.echo(f"run {run_id} ends as soon as its worker hears of it")
+
+
+@runs.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--limit", "limits", multiple=True, type=(str, float), metavar="NAME N", help="A limit it has reached.")
+@click.pass_obj
+def retry(given: dict[str, Any], /, *, run_id: str, limits: tuple[tuple[str, float], ...]) -> None:
+    """Let a run that failed or was cancelled go on where it stood, with its counts."""
+    with options.reading_client(given) as client:
+        client.handle(run_id).retry(limits=dict(limits))
+    click.echo(f"run {run_id} goes on")

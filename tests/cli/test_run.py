@@ -202,6 +202,33 @@ def test_a_person_may_answer_in_place_of_the_tool(served: Program) -> None:
     assert "about three" in str(wait_for(served, run_id, "completed")["messages"])
 
 
+# -- threads --
+
+
+def test_a_thread_is_shown_cut_copied_and_deleted(served: Program) -> None:
+    thread = f"t-{enqueue(served, 'gated')}"
+    run_id = enqueue(served, "gated", "--thread", thread)
+    wait_for(served, run_id, "waiting")
+    assert "thread f-" in served("threads", "fork", thread, f"f-{thread}", "--at", "1").out
+    assert served("threads", "delete", thread).code == 1
+    assert served("runs", "cancel", run_id).code == 0
+    assert [line.split()[:2] for line in served("threads", "show", thread).out.splitlines() if line][0] == ["1", "user"]
+    assert f"thread {thread} has 1 message left" in served("threads", "rewind", thread, "1").out
+    assert len(served("threads", "show", thread, "--json").lines) == 1
+    assert f"thread {thread} is deleted, with 1 run" in served("threads", "delete", thread).out
+    gone = served("threads", "rewind", thread, "0")
+    assert (gone.code, gone.err) == (5, f"agentq: there is no thread {thread!r}\n")
+
+
+def test_a_cancelled_run_is_retried(served: Program) -> None:
+    run_id = enqueue(served, "gated")
+    wait_for(served, run_id, "waiting")
+    assert served("runs", "retry", run_id).code == 1
+    served("runs", "cancel", run_id)
+    assert f"run {run_id} goes on" in served("runs", "retry", run_id, "--limit", "model_calls", "30").out
+    wait_for(served, run_id, "completed")
+
+
 # -- why --
 
 
