@@ -4,7 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agentq.approvals import ApprovalRule, Approve, NeedsApproval, Reject, Respond, Settle
+    from agentq.approvals import (
+        ApprovalRule,
+        Approve,
+        Complete,
+        Deferred,
+        Fail,
+        NeedsApproval,
+        Reject,
+        Respond,
+        Settle,
+    )
     from agentq.client import Client
     from agentq.context import RunContext
     from agentq.errors import (
@@ -50,10 +60,13 @@ __all__ = [
     "Approve",
     "AssistantMessage",
     "Client",
+    "Complete",
     "ConfigError",
+    "Deferred",
     "Effect",
     "EndRun",
     "Event",
+    "Fail",
     "Handle",
     "Happened",
     "Hooks",
@@ -99,7 +112,17 @@ __all__ = [
 # Where the names live. They are imported when they are asked for: importing all takes most of a second, which
 # ``agentq --help`` and a module that only wants ``ToolError`` need not pay.
 _HOMES = {
-    "agentq.approvals": ("ApprovalRule", "Approve", "NeedsApproval", "Reject", "Respond", "Settle"),
+    "agentq.approvals": (
+        "ApprovalRule",
+        "Approve",
+        "Complete",
+        "Deferred",
+        "Fail",
+        "NeedsApproval",
+        "Reject",
+        "Respond",
+        "Settle",
+    ),
     "agentq.client": ("Client",),
     "agentq.face": ("Agent", "Thread"),
     "agentq.context": ("RunContext",),

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from agentq.context import RunContext
 from agentq.errors import ConfigError
@@ -47,6 +47,25 @@ class NeedsApproval(Exception):
         super().__init__(reason)
         check_deadline(deadline_secs, on_expiry)
         self.reason = cut(clean(str(reason)), _MAX_REASON_CHARS)
+        self.deadline_secs = deadline_secs
+        self.on_expiry: OnExpiry = on_expiry
+
+
+class Deferred(Exception):
+    """Raise it in a tool that has handed its call to the outside: the run waits as a row until somebody completes it.
+
+    Hand over ``ctx.run_id`` and ``ctx.call_id``: whoever has the result calls ``client.handle(run_id).complete(call_id,
+    result)``, or ``fail``. After ``deadline_secs`` (None: never) none is taken any more, and ``on_expiry`` is done:
+    ``"report"``, the model is told ``expired``; ``"fail"``, the run fails with ``approval_expired``. Raises
+    ConfigError.
+    """
+
+    def __init__(
+        self, note: str = "", *, deadline_secs: float | None = None, on_expiry: Literal["report", "fail"] = "report"
+    ) -> None:
+        super().__init__(note)
+        check_deadline(deadline_secs, on_expiry, allowed=("report", "fail"))
+        self.note = cut(clean(str(note)), _MAX_REASON_CHARS)
         self.deadline_secs = deadline_secs
         self.on_expiry: OnExpiry = on_expiry
 
@@ -98,7 +117,23 @@ class Settle:
             raise ConfigError("a call that did not take effect has no result; leave it out, or say that it happened")
 
 
-Decision = Approve | Reject | Respond | Settle
+@dataclass(frozen=True)
+class Complete:
+    """The result of a call that was handed to the outside, as if its tool had returned it."""
+
+    result: Any = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Fail:
+    """A call that was handed to the outside has failed; the model sees ``message``, as of a ToolError."""
+
+    message: str
+    reason: str | None = None
+
+
+Decision = Approve | Reject | Respond | Settle | Complete | Fail
 
 
 def checked_rules(where: str, given: Any, tools: Iterable[str]) -> dict[str, ApprovalRule]:
@@ -146,9 +181,9 @@ def _takes_two(function: Any) -> bool:
     return True
 
 
-def check_deadline(deadline_secs: object, on_expiry: object) -> None:
+def check_deadline(deadline_secs: object, on_expiry: object, allowed: tuple[str, ...] = get_args(OnExpiry)) -> None:
     """Raises ConfigError."""
     if deadline_secs is not None and not is_duration(deadline_secs):
         raise ConfigError(f"deadline_secs is a positive number of seconds, not {deadline_secs!r}")
-    if on_expiry not in get_args(OnExpiry):
-        raise ConfigError(f"on_expiry is one of {', '.join(map(repr, get_args(OnExpiry)))}, not {on_expiry!r}")
+    if on_expiry not in allowed:
+        raise ConfigError(f"on_expiry is one of {', '.join(map(repr, allowed))}, not {on_expiry!r}")

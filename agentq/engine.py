@@ -180,7 +180,7 @@ class Engine(Control):
             snapshot, only, agent, self.services, lease=lease, attempt=claim.attempt, may_have_run=may_have_run
         )
         if done.asks is not None:
-            outcome = Asked(only.index, "approval")
+            outcome = Asked(only.index, done.asks.kind)
             return Done(outcome, {"waiting_for": [only.tool]} | done.data, questions={only.index: done.asks})
         return Done(done.as_outcome(only.index), call_data(done.result) | done.data)
 
@@ -188,7 +188,7 @@ class Engine(Control):
         """A step whose only call may have run, and must not run again: a person is asked, or the model told so."""
         if only.on_unknown != "ask" or snapshot.cancel_requested:
             return settled(only, interrupted(only))
-        question = Question(asked_for(snapshot, only, self.services).arguments)
+        question = Question(asked_for(snapshot, only, self.services).arguments, "outcome")
         return Done(Asked(only.index), {"waiting_for": [only.tool]}, questions={only.index: question})
 
     def _try_again(self, claim: Claim, snapshot: Snapshot, error: Exception) -> None:
@@ -318,7 +318,7 @@ class Engine(Control):
         """Where the tool asks whether it may run; None also where the run is being cancelled, and nobody is asked."""
         if done.asks is not None:
             with suppress(CancelRequested):
-                return self.saver.ask(claimed, "approval", done.asks, data | done.data)
+                return self.saver.ask(claimed, done.asks, data | done.data)
         return None
 
     def unclear_call(self, claimed: ClaimedCall, data: dict[str, Any]) -> CallEnd:
@@ -327,8 +327,8 @@ class Engine(Control):
         if call.on_unknown == "ask" and not snapshot.cancel_requested:
             # Cancelled since it was claimed: nobody would end a run that only waits.
             with suppress(CancelRequested):
-                question = Question(asked_for(snapshot, call, self.services).arguments)
-                return self.saver.ask(claimed, "outcome", question, data)
+                question = Question(asked_for(snapshot, call, self.services).arguments, "outcome")
+                return self.saver.ask(claimed, question, data)
         return self.finish_call(claimed.ref, CallDone(interrupted(call)), claimed.claim, data)
 
     def finish_call(

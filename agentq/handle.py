@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from agentq.approvals import Approve, Decision, Reject, Respond, Settle
-from agentq.errors import ConfigError, RunCancelledError, RunFailedError, WaitTimeoutError
+from agentq.approvals import Approve, Complete, Decision, Fail, Reject, Respond, Settle
+from agentq.errors import ApprovalNotPendingError, ConfigError, RunCancelledError, RunFailedError, WaitTimeoutError
 from agentq.inputs import checked_limits, shown_name, whoami
 from agentq.link import Link
 from agentq.messages import Message
@@ -49,7 +49,7 @@ class Handle:
         a limit). A run that waits for a person is a result with ``stop_reason == "needs_approval"``.
         """
         started, pause, warned = time.monotonic(), 0.01, False
-        while (status := self.status()) in ("queued", "running"):
+        while (status := self.status()) in ("queued", "running") or self._only_others_are_at_it(status):
             waited = time.monotonic() - started
             if timeout is not None and waited >= timeout:
                 raise WaitTimeoutError(
@@ -62,6 +62,10 @@ class Handle:
             time.sleep(min(pause, max(left, 0.001)))
             pause = min(pause * 1.3, 0.25)
         return self.result()
+
+    def _only_others_are_at_it(self, status: Status) -> bool:
+        """Whether it waits for nobody but the outside, which has calls of it."""
+        return status == "waiting" and {approval.kind for approval in self.approvals()} == {"deferred"}
 
     def _warn_without_worker(self) -> None:
         with self.client.database.autocommit() as connection:
@@ -172,6 +176,29 @@ class Handle:
     ) -> None:
         """Let a waiting call run, with changed ``arguments`` where they are given; see ``Approve`` and ``decide``."""
         self.decide({call_id: Approve(arguments, reason, sticky)}, by=by)
+
+    def complete(self, call_id: str, result: Any = None, *, by: str | None = None, timeout: float = 10.0) -> None:
+        """Give the result of a call that its tool has handed to the outside (``Deferred``).
+
+        One that is not waiting yet is waited for: whoever has it may be faster than the worker that handed it over.
+        Raises ApprovalNotPendingError when it was completed before, its deadline is over, or the run has ended.
+        """
+        self._finish_deferred(call_id, Complete(result), by, timeout)
+
+    def fail(self, call_id: str, message: str, *, by: str | None = None, timeout: float = 10.0) -> None:
+        """Say that such a call has failed; the model sees ``message``. The rest as for ``complete``."""
+        self._finish_deferred(call_id, Fail(message), by, timeout)
+
+    def _finish_deferred(self, call_id: str, decision: Decision, by: str | None, timeout: float) -> None:
+        give_up = time.monotonic() + timeout
+        while True:
+            try:
+                return self.decide({call_id: decision}, by=by)
+            except ApprovalNotPendingError as error:
+                is_early = "status" not in error.details and self.status() in ("queued", "running")
+                if not is_early or time.monotonic() > give_up:
+                    raise
+                time.sleep(0.05)
 
     def respond(self, call_id: str, result: Any, *, reason: str | None = None, by: str | None = None) -> None:
         """Answer in the place of a waiting call's tool, which is not run; see ``Respond`` and ``decide``."""

@@ -96,7 +96,7 @@ class CallsFinished:
 
 @dataclass(frozen=True)
 class Asked:
-    """A person is asked about the only call: did it take effect before its worker was lost, or may it run."""
+    """A person is asked about the only call, or it was handed to the outside: see Approval.kind."""
 
     index: int
     kind: ApprovalKind = "outcome"

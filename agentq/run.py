@@ -18,9 +18,19 @@ CallKind = Literal["tool", "agent", "output"]
 CallStatus = Literal["pending", "announced", "running", "asked", "done"]
 # What becomes of a call whose worker was lost while it ran; see agentq.tool.
 OnUnknown = Literal["retry", "report", "ask", "probe"]
-ApprovalKind = Literal["approval", "outcome"]
+ApprovalKind = Literal["approval", "outcome", "deferred"]
 ApprovalStatus = Literal[
-    "pending", "approved", "rejected", "responded", "expired", "happened", "not_happened", "unknown", "closed"
+    "pending",
+    "approved",
+    "rejected",
+    "responded",
+    "expired",
+    "closed",
+    "happened",
+    "not_happened",
+    "unknown",
+    "completed",
+    "failed",
 ]
 # What is done with a call that nobody decided on in time; see ApprovalRule.
 OnExpiry = Literal["report", "approve", "fail"]
@@ -167,7 +177,8 @@ class Ending:
 class Approval:
     """A call that waits for, or got, a person's decision. ``arguments`` is the JSON text the model sent.
 
-    ``kind`` is what is asked: ``"approval"``, may it run; ``"outcome"``, did it take effect before its worker was lost.
+    ``kind`` is what is asked: ``"approval"``, may it run; ``"outcome"``, did it take effect before its worker was lost;
+    ``"deferred"``, the result of a call that was handed to the outside.
     ``idempotency_key`` is the one its tool gets, or got: what to look for at the destination. ``question`` is what the
     tool said when it asked by itself. After ``expires_at`` no decision is taken, and ``on_expiry`` is done. A decision
     is bound to the arguments with ``arguments_sha256``; ``edited`` is the JSON text that a person put in their place,

@@ -125,13 +125,15 @@ class Saver:
 
         return self._patiently(attempt)
 
-    def ask(self, claimed: ClaimedCall, kind: ApprovalKind, asked: Question, data: dict[str, Any]) -> CallEnd:
+    def ask(self, claimed: ClaimedCall, asked: Question, data: dict[str, Any]) -> CallEnd:
         """Put a call of a batch before a person. Raises LeaseLost when it is not ours, and CancelRequested."""
-        event = NewEvent("approval.requested", {"index": claimed.call.index} | data | _question(claimed.call, kind))
+        event = NewEvent(
+            "approval.requested", {"index": claimed.call.index} | data | _question(claimed.call, asked.kind)
+        )
 
         def attempt() -> CallEnd:
             with self._services.database.transaction() as connection:
-                calls.ask(connection, claimed, kind, asked, event=event)
+                calls.ask(connection, claimed, asked, event=event)
                 patience = self._services.patience_secs
                 return CallEnd(next=calls.announce_next(connection, claimed.snapshot, patience_secs=patience))
 

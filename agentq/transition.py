@@ -312,9 +312,9 @@ def _calls_finished(snapshot: Snapshot, finished: CallsFinished) -> Transition:
 
 def _asked(snapshot: Snapshot, outcome: Asked) -> Transition:
     # A tool that asks whether it may run has not begun.
-    may_have_run, gated = outcome.kind == "outcome", outcome.kind == "approval"
+    gated = outcome.kind == "approval"
     calls = tuple(
-        replace(call, status="asked", begun=may_have_run, needs_approval=call.needs_approval or gated)
+        replace(call, status="asked", begun=not gated, needs_approval=call.needs_approval or gated)
         if call.index == outcome.index
         else call
         for call in snapshot.calls

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 
 from agentq.agent import AgentSpec
-from agentq.approvals import Approve, Decision, Reject, Respond, Settle
+from agentq.approvals import Approve, Complete, Decision, Fail, Reject, Respond, Settle
 from agentq.arguments import ArgumentsError
 from agentq.errors import ConfigError
 from agentq.inputs import json_object, shown_reason
@@ -32,8 +32,9 @@ class Verdict:
         """Raises ConfigError for what cannot be stored."""
 
         def verdict(status: ApprovalStatus, text: str | None = None, **more: Any) -> "Verdict":
-            kind: ApprovalKind = "outcome" if isinstance(decision, Settle) else "approval"
-            return cls(call_id, kind, Answer(status, decided_by, shown_reason(decision.reason), **more), text)
+            return cls(
+                call_id, _kind(decision), Answer(status, decided_by, shown_reason(decision.reason), **more), text
+            )
 
         match decision:
             case Approve():
@@ -47,6 +48,10 @@ class Verdict:
             case Settle(happened=True):
                 lost = "The tool took effect; its result was lost with its worker."
                 return verdict("happened", lost if decision.result is None else _as_text(decision.result))
+            case Complete():
+                return verdict("completed", _as_text(decision.result))
+            case Fail():
+                return verdict("failed", shown_reason(decision.message) or "the tool failed")
             case Settle():
                 return verdict("unknown" if decision.happened is None else "not_happened")
             case _:
@@ -70,8 +75,22 @@ class Verdict:
                 lost = interrupted(call)
                 said = f"{lost.text} A person adds: {self.answer.reason}" if self.answer.reason else lost.text
                 return lost.model_copy(update={"text": said})
+            case "failed":
+                return ToolResult(
+                    call_id=call.call_id, name=call.tool, status="error", code="tool_error", text=self.text or ""
+                )
             case _:
                 return ToolResult(call_id=call.call_id, name=call.tool, text=self.text or "null")
+
+
+def _kind(decision: Decision) -> ApprovalKind:
+    match decision:
+        case Settle():
+            return "outcome"
+        case Complete() | Fail():
+            return "deferred"
+        case _:
+            return "approval"
 
 
 def check_arguments(agent: AgentSpec | None, approval: Approval, changed: Mapping[str, Any]) -> None:
@@ -96,6 +115,8 @@ def _as_text(result: Any) -> str:
 
 
 def expired(call: OpenCall) -> ToolResult:
-    """The result of a call on which nobody has decided in time."""
+    """The result of a call on which nobody has decided in time, or that nobody has completed."""
     text = "Not run: it needs a person's approval, and nobody decided in time."
+    if call.begun:
+        text = "It was handed to others, and no result came back in time: it may or may not have taken effect."
     return ToolResult(call_id=call.call_id, name=call.tool, status="error", code="expired", text=text)

@@ -36,6 +36,10 @@ _ASKED: Mapping[str, tuple[str, str]] = {
         "a person's word on {tool} ({call_id}, key {key}), whose worker was lost or stopped: did it happen?",
         "agentq approvals settle {ids} --happened yes|no|unknown",
     ),
+    "deferred": (
+        "the result of {tool} ({call_id}, key {key}), which was handed to the outside",
+        "whoever has it: handle.complete(call_id, result), or agentq approvals complete {ids} --result '…'",
+    ),
 }
 
 _PHASES: Mapping[Phase, str] = {

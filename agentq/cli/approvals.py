@@ -33,18 +33,21 @@ def ls(given: dict[str, Any], /, *, run_id: str | None, decided_too: bool, as_js
     )
 
 
+_ASKS = {"approval": "may it run", "outcome": "did it happen", "deferred": "its result"}
+
+
 def _row(approval: Approval) -> tuple[Any, ...]:
     return (
         approval.run_id,
         approval.call_id,
         approval.status,
-        "may it run" if approval.kind == "approval" else "did it happen",
+        _ASKS[approval.kind],
         age(approval.requested_at),
         local(approval.expires_at) if approval.expires_at else None,
         approval.decided_by,
         approval.tool,
         # What to look for at the destination.
-        approval.idempotency_key if approval.kind == "outcome" else "",
+        approval.idempotency_key if approval.kind != "approval" else "",
         approval.arguments,
     )
 
@@ -154,6 +157,25 @@ def settle(
     with options.reading_client(given) as client:
         client.handle(run_id).settle(call_id, happened=answer, result=result, reason=reason, by=by)
     click.echo(f"settled {call_id} of run {run_id}: happened: {happened}")
+
+
+@approvals.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("call_id", metavar="CALL_ID")
+@click.option("--result", metavar="TEXT", help="What the model gets, as if the tool had returned it.")
+@click.option("--failed", metavar="TEXT", help="What went wrong, where there is no result.")
+@_by
+@click.pass_obj
+def complete(
+    given: dict[str, Any], /, *, run_id: str, call_id: str, result: str | None, failed: str | None, by: str | None
+) -> None:
+    """Give the result of a call that was handed to the outside (it asks for "its result")."""
+    if (result is None) == (failed is None):
+        raise click.UsageError("say what came back with --result, or what went wrong with --failed")
+    with options.reading_client(given) as client:
+        handle = client.handle(run_id)
+        handle.complete(call_id, result, by=by) if failed is None else handle.fail(call_id, failed, by=by)
+    click.echo(f"completed {call_id} of run {run_id}")
 
 
 @approvals.command()

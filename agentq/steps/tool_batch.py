@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from agentq.agent import AgentSpec
-from agentq.approvals import NeedsApproval
+from agentq.approvals import Deferred, NeedsApproval
 from agentq.arguments import ArgumentsError
 from agentq.context import RunContext
 from agentq.errors import ErrorInfo, ToolError
@@ -117,7 +117,7 @@ def _question(sent: ToolCall, need: NeedsApproval, agent: AgentSpec) -> Question
     """What a person is asked; the agent's rule for the tool goes before the tool's own."""
     rule = agent.approve.get(sent.name)
     deadline = rule if rule is not None and rule.deadline_secs is not None else need
-    return Question(sent.arguments, need.reason, deadline.deadline_secs, deadline.on_expiry)
+    return Question(sent.arguments, "approval", need.reason, deadline.deadline_secs, deadline.on_expiry)
 
 
 def _run_with_hooks(
@@ -206,11 +206,8 @@ def _run(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lea
         return CallDone(_success(asked, tool, call, ctx, lease))
     except ArgumentsError as error:
         return CallDone(ToolResult.error(asked, "invalid_arguments", str(error)))
-    except NeedsApproval as need:
-        if ctx.approved:
-            return _failed(asked, agent, need)
-        not_asked = ToolResult.error(asked, "cancelled", "Not run: it needs approval, and the run has ended.")
-        return CallDone(not_asked, asks=_question(asked, need, agent))
+    except (NeedsApproval, Deferred) as waits:
+        return _waiting(asked, call, agent, ctx, waits)
     except ToolError as error:
         return CallDone(ToolResult.error(asked, "tool_error", _shown(str(error.message or "the tool failed"))))
     except ToolTimeoutError:
@@ -223,6 +220,19 @@ def _run(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lea
             # The process is told to go, the tool did nothing wrong: what becomes of the call is the sweep's to say.
             raise
         return _failed(asked, agent, error)
+
+
+def _waiting(
+    asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, waits: NeedsApproval | Deferred
+) -> CallDone:
+    """A tool that asks whether it may run, or that has handed its call to the outside."""
+    if isinstance(waits, Deferred):
+        question = Question(asked.arguments, "deferred", waits.note, waits.deadline_secs, waits.on_expiry)
+        return CallDone(interrupted(call), asks=question)
+    if ctx.approved:
+        return _failed(asked, agent, waits)
+    not_asked = ToolResult.error(asked, "cancelled", "Not run: it needs approval, and the run has ended.")
+    return CallDone(not_asked, asks=_question(asked, waits, agent))
 
 
 def _success(asked: ToolCall, tool: Tool, call: OpenCall, ctx: RunContext, lease: Lease) -> ToolResult:

@@ -76,9 +76,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """What a person is asked about a call, with the arguments that the model sent; ``answer`` where one stands."""
+    """What is asked about a call, with the arguments that the model sent; ``answer`` where one stands."""
 
     arguments: str
+    kind: ApprovalKind = "approval"
     question: str = ""
     deadline_secs: float | None = None
     on_expiry: OnExpiry = "report"
@@ -94,14 +95,14 @@ class Permission:
     edited: str | None
 
 
-def put(connection: Connection, snapshot: Snapshot, call: OpenCall, kind: ApprovalKind, asked: Question) -> None:
+def put(connection: Connection, snapshot: Snapshot, call: OpenCall, asked: Question) -> None:
     """Put a call before a person, or on record what was decided of it before."""
     answer = asked.answer or Answer("pending", None)
     values = {
         "run_id": snapshot.run_id,
         "turn": snapshot.turn,
         "index": call.index,
-        "kind": kind,
+        "kind": asked.kind,
         "call_id": call.call_id,
         "tool": call.tool,
         "arguments": asked.arguments,
@@ -165,12 +166,14 @@ def edited(connection: Connection, snapshot: Snapshot) -> dict[int, str]:
 _ASKS = {
     "approval": "asks whether it may run: approve or reject it",
     "outcome": "asks whether it took effect: agentq approvals settle {run_id} {call_id} --happened yes|no|unknown",
+    "deferred": "waits for its result: agentq approvals complete {run_id} {call_id} --result …",
 }
 _SAID = {
     "happened": "said to have happened",
     "not_happened": "said not to have happened",
     "unknown": "said to be unknown for good",
     "responded": "answered in place of its tool",
+    "failed": "said to have failed",
 }
 
 

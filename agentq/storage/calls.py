@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 from agentq.errors import LeaseLost
 from agentq.limits import MAX_LANES
 from agentq.messages import AssistantMessage, ToolMessage, ToolResult, dump_message
-from agentq.run import ApprovalKind, OpenCall, Snapshot
+from agentq.run import OpenCall, Snapshot
 from agentq.storage import commits, journal
 from agentq.storage.approvals import Question
 from agentq.storage.commits import CancelRequested
@@ -263,7 +263,7 @@ def finish(
     return Finished(to_snapshot(row), row.open_calls)
 
 
-def ask(connection: Connection, claimed: ClaimedCall, kind: ApprovalKind, asked: Question, *, event: NewEvent) -> None:
+def ask(connection: Connection, claimed: ClaimedCall, asked: Question, *, event: NewEvent) -> None:
     """Put a call of a batch before a person; its lane is free.
 
     Raises LeaseLost or CancelRequested; the caller's transaction writes nothing then.
@@ -277,7 +277,7 @@ def ask(connection: Connection, claimed: ClaimedCall, kind: ApprovalKind, asked:
     # Asked under the run's lock, by an UPDATE: another sweep may have taken the call over meanwhile.
     if connection.execute(_PARK, ref.__dict__ | {"token": claimed.claim.token}).first() is None:
         raise LeaseLost(f"run {ref.run_id}: call {ref.index} of turn {ref.turn} belongs to another process or is done")
-    commits.ask(connection, claimed.snapshot, replace(claimed.call, status="asked"), kind, asked)
+    commits.ask(connection, claimed.snapshot, replace(claimed.call, status="asked"), asked)
     journal.add(connection, row.number, row.event_count, [event])
 
 

@@ -10,7 +10,7 @@ from agentq.errors import LeaseLost
 from agentq.limits import MAX_LANES
 from agentq.messages import AssistantMessage
 from agentq.outcomes import Transition
-from agentq.run import ApprovalKind, OpenCall, Snapshot
+from agentq.run import OpenCall, Snapshot
 from agentq.storage import approvals, journal
 from agentq.storage.approvals import Question
 from agentq.storage.journal import NewEvent
@@ -86,7 +86,7 @@ _ASK_CALL = text("""
     UPDATE agentq.tool_calls SET
         status = 'asked', lease_token = NULL, lease_until = NULL, sweep_at = NULL,
         -- A step that ran its only call itself has counted for it; a tool that asks if it may run has not begun.
-        attempt = CASE WHEN :kind = 'outcome' THEN greatest(attempt, 1) ELSE 0 END,
+        attempt = CASE WHEN :kind = 'approval' THEN 0 ELSE greatest(attempt, 1) END,
         needs_approval = needs_approval OR :kind = 'approval'
     WHERE run_id = :run_id AND turn = :turn AND index = :index
 """)
@@ -159,7 +159,7 @@ def commit(
     if row is None:
         return _saved_before(connection, snapshot, token)
     for call in transition.approvals + transition.answered:
-        ask(connection, snapshot, call, transition.asks, (questions or {})[call.index])
+        ask(connection, snapshot, call, (questions or {})[call.index])
     return replace(snapshot, age_secs=row.age_secs, event_count=row.event_count)
 
 
@@ -226,12 +226,12 @@ def _call_values(call: OpenCall, result: Any) -> dict[str, Any]:
     }
 
 
-def ask(connection: Connection, snapshot: Snapshot, call: OpenCall, kind: ApprovalKind, asked: Question) -> None:
+def ask(connection: Connection, snapshot: Snapshot, call: OpenCall, asked: Question) -> None:
     """Put a call before a person; one of a batch that has begun leaves its lane for that."""
-    approvals.put(connection, snapshot, call, kind, asked)
+    approvals.put(connection, snapshot, call, asked)
     if call.status == "asked":
         where = {"run_id": snapshot.run_id, "turn": snapshot.turn, "index": call.index}
-        connection.execute(_ASK_CALL, where | {"kind": kind})
+        connection.execute(_ASK_CALL, where | {"kind": asked.kind})
 
 
 def announce_first(connection: Connection, snapshot: Snapshot, *, patience_secs: float) -> tuple[CallMessage, ...]:

@@ -212,7 +212,7 @@ def test_a_thread_is_shown_cut_copied_and_deleted(served: Program) -> None:
     assert "thread f-" in served("threads", "fork", thread, f"f-{thread}", "--at", "1").out
     assert served("threads", "delete", thread).code == 1
     assert served("runs", "cancel", run_id).code == 0
-    assert [line.split()[:2] for line in served("threads", "show", thread).out.splitlines() if line][0] == ["1", "user"]
+    assert served("threads", "show", thread).out.split()[:2] == ["1", "user"]
     assert f"thread {thread} has 1 message left" in served("threads", "rewind", thread, "1").out
     assert len(served("threads", "show", thread, "--json").lines) == 1
     assert f"thread {thread} is deleted, with 1 run" in served("threads", "delete", thread).out

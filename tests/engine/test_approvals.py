@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
@@ -14,6 +15,7 @@ from agentq import (
     ApprovalRule,
     Approve,
     ConfigError,
+    Deferred,
     Handle,
     NeedsApproval,
     Reject,
@@ -21,6 +23,7 @@ from agentq import (
     RunContext,
     RunFailedError,
     ToolCall,
+    WaitTimeoutError,
     tool,
 )
 from agentq.hooks import Hooks
@@ -579,6 +582,119 @@ def test_a_gated_call_runs_only_with_an_approval_of_its_arguments_on_record(
     assert handle.result().text == "done"
     assert [result.code for result in results(handle)] == ["rejected"] * calls
     assert bank.paid == []
+
+
+# ---------------------------------------------------------------------------------------------- handed to the outside
+
+
+def handing_out(calls: int, **options: Any) -> tuple[Agent, list[tuple[str, str]]]:
+    """An agent whose first call is handed to the outside, and what the outside was told."""
+    handed: list[tuple[str, str]] = []
+
+    @tool
+    def pay(amount: float, ctx: RunContext) -> str:
+        """Hand over the first one."""
+        if amount == 0:
+            handed.append((ctx.run_id, ctx.call_id))
+            raise Deferred(**options)
+        return f"paid {amount:g}"
+
+    return Agent("test", model=Scripted([pays(*range(calls)), "done"]), tools=[pay]), handed
+
+
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+def test_a_call_handed_to_the_outside_is_completed_with_its_call_id(database: Database, calls: int) -> None:
+    agent, handed = handing_out(calls, note="batch 7")
+    drain, handle = waiting(database, agent)
+    ((run_id, call_id),) = handed
+    (approval,) = handle.approvals()
+    assert (approval.kind, approval.question, approval.call_id) == ("deferred", "batch 7", call_id)
+    assert "was handed to the outside" in handle.why().waiting_for[0].what
+    with pytest.raises(WaitTimeoutError):
+        handle.wait(timeout=0.05)
+    with pytest.raises(ApprovalNotPendingError, match="waits for its result: agentq approvals complete"):
+        handle.approve(call_id)
+    drain.client.handle(run_id).complete(call_id, {"receipt": 7}, by="bank")
+    with pytest.raises(ApprovalNotPendingError, match="is completed by bank since"):
+        drain.client.handle(run_id).complete(call_id)
+    drain.work()
+    assert handle.wait(timeout=5).text == "done"
+    assert texts(handle) == ['{"receipt": 7}', *(f"paid {n}" for n in range(1, calls))]
+    assert len(handed) == 1
+
+
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+def test_a_call_handed_to_the_outside_may_fail_there(database: Database, calls: int) -> None:
+    agent, handed = handing_out(calls)
+    drain, handle = waiting(database, agent)
+    handle.fail(handed[0][1], "the bank is closed")
+    drain.work()
+    assert handle.result().text == "done"
+    assert (results(handle)[0].code, texts(handle)[0]) == ("tool_error", "the bank is closed")
+
+
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+@pytest.mark.parametrize("on_expiry", ["report", "fail"])
+def test_the_outside_may_have_a_deadline(database: Database, calls: int, on_expiry: Any) -> None:
+    agent, handed = handing_out(calls, deadline_secs=60, on_expiry=on_expiry)
+    drain, handle = waiting(database, agent)
+    drain.age(61)
+    with pytest.raises(ApprovalNotPendingError, match="is expired since"):
+        handle.complete(handed[0][1], "late")
+    drain.sweep()
+    drain.work()
+    assert handle.status() == ("completed" if on_expiry == "report" else "failed")
+    result = results(handle)[0]
+    assert result.code == ("expired" if on_expiry == "report" else "interrupted")
+    assert "may or may not have taken effect" in result.text
+
+
+def test_who_is_faster_than_the_worker_that_handed_it_over_is_waited_for(database: Database) -> None:
+    outside: list[threading.Thread] = []
+
+    @tool
+    def pay(amount: float, ctx: RunContext) -> str:
+        """Be overtaken by the outside."""
+        answer = threading.Thread(target=drain.client.handle(ctx.run_id).complete, args=(ctx.call_id, "at once"))
+        outside.append(answer)
+        answer.start()
+        raise Deferred
+
+    agent = Agent("test", model=Scripted([pays(0), "done"]), tools=[pay])
+    drain = Drain(database, agent)
+    handle = drain.enqueue(agent)
+    drain.work()
+    outside[0].join()
+    drain.work()
+    assert (handle.result().text, texts(handle)) == ("done", ["at once"])
+
+
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+@pytest.mark.parametrize("point", ["effect", "committed", "announced"])
+def test_a_worker_lost_while_it_hands_a_call_over_does_not_hand_it_over_twice(
+    database: Database, calls: int, point: str
+) -> None:
+    agent, handed = handing_out(calls)
+    drain = Drain(database, agent, probe=die_once(point, "tools" if calls == ALONE else "call"))
+    handle = drain.enqueue(agent)
+    for _ in range(12):
+        with suppress(Died):
+            drain.work()
+        if handle.run().is_terminal:
+            break
+        for approval in handle.approvals():
+            handle.complete(approval.call_id, "completed")
+        drain.age(20)
+        drain.sweep()
+    assert handle.result().text == "done"
+    assert texts(handle)[0] == ("completed" if point != "effect" else interrupted_text(handle))
+    assert len(handed) == 1
+
+
+def interrupted_text(handle: Handle) -> str:
+    first = results(handle)[0]
+    assert first.code == "interrupted"
+    return first.text
 
 
 # ---------------------------------------------------------------------------------------------- sub-agents
