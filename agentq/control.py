@@ -10,7 +10,7 @@ from agentq.agent import AgentSpec
 from agentq.approvals import Decision
 from agentq.errors import ErrorInfo, LeaseLost, RunFinishedError
 from agentq.hooks import EndRun
-from agentq.messages import ToolResult
+from agentq.messages import ToolResult, Usage
 from agentq.outcomes import Cancelled, Decided, Failed
 from agentq.reopen import reopen
 from agentq.results import to_text
@@ -200,19 +200,21 @@ class Control:
         for child in below:
             self.cancel(child)
         if ended.parent is not None:
-            self._answer_call(ended.parent, self._answer(run_id, ended.parent))
+            self._answer_call(ended.parent, *self._answer(run_id, ended.parent))
         with self.services.database.autocommit() as connection:
             children.told(connection, run_id)
 
-    def _answer(self, run_id: str, parent: CallRef) -> ToolResult:
+    def _answer(self, run_id: str, parent: CallRef) -> tuple[ToolResult, Usage]:
         with self.services.database.autocommit() as connection:
             run = queries.run(connection, run_id)
             call_id, tool = children.call(connection, parent)
-        return _answer(call_id, tool, run.error, run.output if run.output is not None else run.text or "")
+        value = run.output if run.output is not None else run.text or ""
+        return _answer(call_id, tool, run.error, value), run.usage
 
-    def _answer_call(self, ref: CallRef, result: ToolResult) -> None:
+    def _answer_call(self, ref: CallRef, result: ToolResult, used: Usage) -> None:
+        data = {"worker": self.services.worker}
         try:
-            end, parent = self.saver.finish_call(ref, CallDone(result), None, {"worker": self.services.worker})
+            end, parent = self.saver.finish_call(ref, CallDone(result), None, data, used=used)
         except LeaseLost as lost:
             logger.info("%s", lost)
             return

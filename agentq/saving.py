@@ -10,7 +10,8 @@ from uuid import UUID
 
 from agentq.errors import LockedError, UnavailableError
 from agentq.ids import new_id
-from agentq.messages import ToolResult
+from agentq.limits import Limits
+from agentq.messages import ToolResult, Usage
 from agentq.outcomes import Cancelled, Transition
 from agentq.run import ApprovalKind, OpenCall, Progress, Snapshot
 from agentq.services import Services
@@ -111,17 +112,25 @@ class Saver:
         return self._patiently(attempt)
 
     def finish_call(
-        self, ref: CallRef, done: CallDone, token: UUID | None, data: dict[str, Any], *, lane: Lane | None = None
+        self,
+        ref: CallRef,
+        done: CallDone,
+        token: UUID | None,
+        data: dict[str, Any],
+        *,
+        lane: Lane | None = None,
+        used: Usage | None = None,
     ) -> tuple[CallEnd, Snapshot]:
         """Save one call of a batch; the last to come back takes the run on. Raises LeaseLost when it is not ours.
 
-        With ``lane`` the next call is claimed as well, where it is one for the process that has the lane.
+        With ``lane`` the next call is claimed as well, where it is one for the process that has the lane. ``used`` is
+        what a sub-agent used for the call.
         """
         event = NewEvent("call", {"index": ref.index} | data | done.data | call_data(done.result))
 
         def attempt() -> tuple[CallEnd, Snapshot]:
             with self._services.database.transaction() as connection:
-                return self._finish(connection, ref, done, token, event, lane=lane)
+                return self._finish(connection, ref, done, token, event, lane=lane, used=used)
 
         return self._patiently(attempt)
 
@@ -161,8 +170,9 @@ class Saver:
         *,
         was_asked: bool = False,
         lane: Lane | None = None,
+        used: Usage | None = None,
     ) -> tuple[CallEnd, Snapshot]:
-        finished = calls.finish(connection, ref, done.result, token=token, event=event, was_asked=was_asked)
+        finished = calls.finish(connection, ref, done.result, token=token, event=event, was_asked=was_asked, used=used)
         snapshot = finished.snapshot
         is_ending = snapshot.cancel_requested or done.ends is not None
         if is_ending and finished.open_calls > 0:
@@ -254,8 +264,8 @@ class Saver:
                 id=new_id("run"),
                 agent=tool.agent.name,
                 text=tool.parameters.parse(edited.get(call.index) or reply.calls[call.index].arguments)["input"],
-                progress=Progress(),
-                run_secs=tool.agent.limits.run_secs,
+                progress=Progress(limit_overrides=_budget(snapshot, tool.agent.limits)),
+                run_secs=_least(tool.agent.limits.run_secs, snapshot.secs_left),
                 context=snapshot.context,
                 depth=snapshot.depth + 1,
                 parent=ref,
@@ -278,6 +288,24 @@ class Saver:
                 logger.warning("%d not sent, the sweep will do it: %s", len(wake_ups) - number, error)
                 return False
         return True
+
+
+def _budget(snapshot: Snapshot, own: Limits) -> dict[str, Any]:
+    """What a sub-agent may use: its own limits, and no more tokens and time than its caller has left."""
+    left = {
+        "tokens": None if snapshot.limits.tokens is None else snapshot.limits.tokens - snapshot.progress.usage.total,
+        "run_secs": snapshot.secs_left,
+    }
+    return {
+        name: max(amount, 1)
+        for name, amount in left.items()
+        if amount is not None and _least(getattr(own, name), amount) == amount
+    }
+
+
+def _least(own: float | None, left: float | None) -> float | None:
+    given = [each for each in (own, left) if each is not None]
+    return min(given, default=None)
 
 
 def _opens_batch(transition: Transition) -> bool:

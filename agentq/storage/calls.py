@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 from agentq.errors import LeaseLost
 from agentq.limits import MAX_LANES
-from agentq.messages import AssistantMessage, ToolMessage, ToolResult, dump_message
+from agentq.messages import AssistantMessage, ToolMessage, ToolResult, Usage, dump_message
 from agentq.run import OpenCall, Snapshot
 from agentq.storage import commits, journal
 from agentq.storage.approvals import Question
@@ -75,14 +75,14 @@ _REARM = text(f"""
     RETURNING index AS call_index, queue, timeout_secs
 """)
 # Locks the run first, so that of calls ending together exactly one sees that it was the last.
-_FINISH = text(f"""
+_FINISHED = f"""
     WITH {BOUNDED}, run AS (
         UPDATE agentq.runs SET
             open_calls = open_calls - 1, asked_calls = asked_calls - :asked,
             -- Where only calls are left that a person is asked about, the run waits.
             status = CASE WHEN open_calls > 1 AND open_calls - 1 = asked_calls - :asked THEN 'waiting'
                           ELSE 'running' END,
-            event_count = event_count + 1
+            event_count = event_count + 1{{used}}
         FROM bounded
         WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND lease_token IS NULL
             AND status NOT IN ('completed', 'failed', 'cancelled')
@@ -99,7 +99,11 @@ _FINISH = text(f"""
         SELECT run.number, run.event_count, :happened, '[[' || done.position || ',' || :message || ']]' FROM run, done
     )
     SELECT run.*, done.position FROM run LEFT JOIN done ON true
-""")
+"""
+_FINISH = text(_FINISHED.format(used=""))
+# What a sub-agent used, its own sub-agents included, is used by the run that called it.
+_USED = "".join(f", {name} = coalesce({name} + coalesce(:{name}, 0), :{name})" for name in Usage.model_fields)
+_FINISH_AGENT = text(_FINISHED.format(used=_USED))
 _ASK_RUN = text(f"""
     WITH {BOUNDED}
     UPDATE agentq.runs SET
@@ -247,15 +251,16 @@ def finish(
     token: UUID | None,
     event: NewEvent,
     was_asked: bool = False,
+    used: Usage | None = None,
 ) -> Finished:
     """Save one call's result in the caller's transaction, which is to be rolled back when this raises LeaseLost.
 
-    ``was_asked``: a person was asked about the call, and has answered.
+    ``was_asked``: a person was asked about the call, and has answered. ``used`` is what a sub-agent used for it.
     """
     message = ToolMessage(result=result)
     values = ref.__dict__ | {"asked": int(was_asked), "token": token, "code": result.code or "success"}
     values |= {"happened": journal.happened([event], message), "message": dump_message(message)}
-    row = connection.first(_FINISH, values)
+    row = connection.first(_FINISH, values) if used is None else connection.first(_FINISH_AGENT, values | dict(used))
     if row is None:
         raise LeaseLost(f"run {ref.run_id}: the batch of turn {ref.turn} is history")
     if row.position is None:

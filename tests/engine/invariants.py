@@ -108,6 +108,14 @@ class RunRows:
                 status = "done" if code else "pending"
                 self.calls.append(SingleCall(turn, position + 1, call.id, call.name, status, code))
 
+    def has_answered(self, parent: "RunRows") -> bool:
+        """Whether the call that this run was made for has its answer, and not one that the parent's end gave it."""
+        call = next(
+            call for call in parent.calls if (call.turn, call.index) == (self.row.parent_turn, self.row.parent_index)
+        )
+        result = parent.result(call)
+        return self.has_ended and result is not None and not result.text.startswith("The run ended before")
+
     def result(self, call: Row) -> ToolResult | None:
         message = self.messages.get(call.position)
         return message.result if isinstance(message, ToolMessage) else None
@@ -281,7 +289,10 @@ def _results_tell_the_truth(run: RunRows, reality: Reality, mishaps: int) -> Non
 
 
 def _counters_are_exact(run: RunRows) -> None:
+    # What its sub-agents used for the calls they answered is counted with it.
+    answered = [child.usage for child in run.children if child.has_answered(run)]
     replies, (read, written) = run.replies, run.usage
+    read, written = (read - sum(used for used, _ in answered), written - sum(used for _, used in answered))
     answers = [data for data in _steps(run) if "input_tokens" in data]
     assert run.row.model_calls == len(answers) == written, "model calls"
     assert sum(data["input_tokens"] for data in answers) == read, "usage"
