@@ -3,28 +3,36 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from agentq.errors import ConfigError
 from agentq.handle import Handle
 from agentq.ids import new_id
-from agentq.inputs import checked_key, checked_limits, checked_tags, checked_text, json_object
+from agentq.inputs import (
+    checked_due,
+    checked_key,
+    checked_keys,
+    checked_limits,
+    checked_place,
+    checked_priority,
+    checked_tags,
+    checked_text,
+    json_object,
+)
+from agentq.intake import take_in
 from agentq.link import Link
 from agentq.messages import Message
 from agentq.registry import unknown
 from agentq.run import Approval, Progress, Run, Status
-from agentq.services import patience_secs
-from agentq.storage import enqueue, queries
+from agentq.storage import queries
 from agentq.storage.enqueue import NewRun
 from agentq.text import clean
 from agentq.threads import StoredThread
 from agentq.tools import check_name
-from agentq.wire import StepMessage
+from agentq.wire import Priority
 
 logger = logging.getLogger(__name__)
-
-# Of runs enqueued together, so many are announced at once; the workers' sweeps announce the others as fast as they can.
-ANNOUNCED = 500
 
 
 class Client(Link):
@@ -35,7 +43,7 @@ class Client(Link):
     from the calls that need the database.
     """
 
-    def enqueue(
+    def enqueue(  # noqa: PLR0913 - what a run may be given
         self,
         agent: str,
         text: str,
@@ -45,54 +53,85 @@ class Client(Link):
         context: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
         thread: str | None = None,
+        delay_secs: float | None = None,
+        due_at: datetime | None = None,
+        priority: Priority = "normal",
+        concurrency_key: str | None = None,
+        concurrency_limit: int | None = None,
+        connection: Any = None,
         allow_unknown: bool = False,
     ) -> Handle:
         """Store a run of ``agent`` for the message ``text`` and wake a worker; returns at once.
 
-        ``idempotency_key``: the same agent and key give the same run, however often they are sent. ``tags``: text to
-        text, searchable. ``context``: JSON values, for tools as ``ctx.context``. ``limits``: changes to the agent's.
+        ``idempotency_key``: the same agent and key give the same run, however often they are sent; the first message
+        counts, what is sent with the key later is not looked at, and ``handle.is_new`` is False.
+        ``tags``: text to text, searchable. ``context``: JSON values, for tools as ``ctx.context``. ``limits``: changes
+        to the agent's.
+        ``delay_secs``, ``due_at`` (a datetime with a time zone): it begins then, or later, by the database's clock.
+        ``priority``: "high", "normal" or "low"; of steps and calls that wait for a worker the higher ones go first.
+        ``concurrency_key`` with ``concurrency_limit``: so many runs of the key are at work at once, whatever agent they
+        are of; the others wait, and begin by priority and age. The newest of a key's open runs says how many.
+        ``connection``: the run is written in your own open transaction (a SQLAlchemy Connection or Session, or a
+        psycopg Connection, of the same database): it is there, and begins, when you commit, and never was when you
+        roll back. The handle can be used after the commit.
         ``allow_unknown``: take a name that no worker ever had, and let the run wait for one that has it; for producers
         deployed before their workers.
         Raises UnknownAgentError, ConfigError for values that cannot be stored, ThreadBusyError, UnavailableError
         (nothing is stored then). A broker that is away does not matter: workers find the run.
         """
-        new = self._new_run(agent, text, tags, context, limits, allow_unknown=allow_unknown)
-        key, thread_id = checked_key("idempotency_key", idempotency_key), checked_key("thread", thread)
-        new = replace(new, idempotency_key=key, thread_id=thread_id)
-        # The lock of a thread lasts as long as a transaction.
-        enough = self.database.autocommit if new.thread_id is None else self.database.transaction
-        with enough() as connection:
-            run_id = enqueue.insert(connection, new, patience_secs=patience_secs(self.settings.lease_secs))
-        if run_id == new.id:
-            self.control.saver.send([StepMessage(run_id, 0)])
-        return self.handle(run_id)
+        new = replace(
+            self._new_run(agent, text, tags, context, limits, allow_unknown=allow_unknown),
+            idempotency_key=checked_key("idempotency_key", idempotency_key),
+            thread_id=checked_key("thread", thread),
+            priority=checked_priority(priority),
+            **checked_due(delay_secs, due_at),
+            **checked_place(concurrency_key, concurrency_limit),
+        )
+        return self._take_in([new], connection)[0]
 
-    def enqueue_many(
+    def enqueue_many(  # noqa: PLR0913 - what runs may be given
         self,
         agent: str,
         texts: Sequence[str],
         *,
+        idempotency_keys: Sequence[str | None] | None = None,
         tags: Mapping[str, str] | None = None,
         context: Mapping[str, Any] | None = None,
         limits: Mapping[str, Any] | None = None,
+        delay_secs: float | None = None,
+        due_at: datetime | None = None,
+        priority: Priority = "normal",
+        concurrency_key: str | None = None,
+        concurrency_limit: int | None = None,
+        connection: Any = None,
         allow_unknown: bool = False,
     ) -> list[Handle]:
         """Store a run of ``agent`` for each of ``texts``, all or none, and wake workers; the handles are in that order.
 
-        What else is given is the same for all: see ``enqueue``. Much faster than one by one: ten thousand runs are one
-        statement. Raises what ``enqueue`` raises, for the first text that cannot be taken.
+        ``idempotency_keys`` has one for each text, or None; what else is given is the same for all: see ``enqueue``.
+        Much faster than one by one: ten thousand runs are one statement. Raises what ``enqueue`` raises, for the first
+        text that cannot be taken.
         """
         if isinstance(texts, str):
             raise ConfigError("enqueue_many takes a list of texts; for one text there is enqueue")
+        keys = checked_keys(idempotency_keys, len(texts))
         if not texts:
             return []
-        first = self._new_run(agent, texts[0], tags, context, limits, allow_unknown=allow_unknown)
-        new = [first, *(replace(first, id=new_id("run"), text=checked_text(text)) for text in texts[1:])]
-        with self.database.transaction() as connection:
-            patience = patience_secs(self.settings.lease_secs)
-            enqueue.insert_many(connection, new, announced=ANNOUNCED, patience_secs=patience)
-        self.control.saver.send([StepMessage(run.id, 0) for run in new[:ANNOUNCED]])
-        return [self.handle(run.id) for run in new]
+        first = replace(
+            self._new_run(agent, texts[0], tags, context, limits, allow_unknown=allow_unknown),
+            priority=checked_priority(priority),
+            **checked_due(delay_secs, due_at),
+            **checked_place(concurrency_key, concurrency_limit),
+        )
+        new = [
+            replace(first, id=new_id("run"), text=checked_text(text), idempotency_key=key)
+            for text, key in zip(texts, keys, strict=True)
+        ]
+        return self._take_in(new, connection)
+
+    def _take_in(self, new: Sequence[NewRun], connection: Any) -> list[Handle]:
+        ids = take_in(self, new, connection)
+        return [Handle(self, run_id, is_new=run.id == run_id) for run, run_id in zip(new, ids, strict=True)]
 
     def _new_run(
         self,

@@ -116,7 +116,8 @@ class Control:
             if at_work or limit is None:
                 return
             transition = decide(snapshot, Failed(time_is_over(limit)))
-            self.saver.apply(connection, transition, None, [], even_if_cancelled=True)
+            _, wake_ups = self.saver.apply(connection, transition, None, [], even_if_cancelled=True)
+        self.saver.send(wake_ups)
         self.after(transition.snapshot)
 
     def cancel(self, run_id: str) -> Snapshot:
@@ -125,24 +126,28 @@ class Control:
         Raises RunNotFoundError. A run that has ended is left as it is.
         """
         with self.services.database.transaction() as connection:
-            snapshot, below = self.cancel_in(connection, run_id)
-        self.after_cancel(snapshot, below)
+            snapshot, below, wake_ups = self.cancel_in(connection, run_id)
+        self.after_cancel(snapshot, below, wake_ups)
         return snapshot
 
-    def cancel_in(self, connection: Connection, run_id: str) -> tuple[Snapshot, tuple[str, ...]]:
-        """The part of a cancel that is the caller's transaction: the run, and the runs below it, for after_cancel."""
+    def cancel_in(self, connection: Connection, run_id: str) -> tuple[Snapshot, tuple[str, ...], list[WakeUp]]:
+        """The part of a cancel that is the caller's transaction. The answer is for after_cancel: the run, the runs
+        below it, and what is to be sent.
+        """
         snapshot, at_work = control.lock(connection, run_id)
         if snapshot.is_terminal:
-            return snapshot, ()
+            return snapshot, (), []
         control.ask_cancel(connection, run_id)
         below = control.open_children(connection, run_id)
+        wake_ups: list[WakeUp] = []
         if not at_work:
             transition = decide(snapshot, Cancelled())
-            self.saver.apply(connection, transition, None, [], even_if_cancelled=True)
+            _, wake_ups = self.saver.apply(connection, transition, None, [], even_if_cancelled=True)
             snapshot = transition.snapshot
-        return snapshot, below
+        return snapshot, below, wake_ups
 
-    def after_cancel(self, snapshot: Snapshot, below: Iterable[str]) -> None:
+    def after_cancel(self, snapshot: Snapshot, below: Iterable[str], wake_ups: list[WakeUp]) -> None:
+        self.saver.send(wake_ups)
         for child in below:
             self.cancel(child)
         self.after(snapshot)
@@ -167,7 +172,8 @@ class Control:
             placed = [(snapshot.message_count, note)] if note else []
             event, patience = NewEvent("run.retried", {"was": snapshot.status}), self.services.patience_secs
             wake_up = control.reopen(connection, after, event, placed, patience_secs=patience)
-        self.saver.send([wake_up])
+            wake_ups = self.saver.in_line(connection, after, [wake_up])
+        self.saver.send(wake_ups)
 
     def go_on(self, run_id: str, again: Again) -> bool:
         """Send the wake-up of work that is to be done again, or end the run if that was asked for meanwhile.

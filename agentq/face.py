@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 from agentq.agent import AgentSpec
@@ -14,6 +15,7 @@ from agentq.messages import Message
 from agentq.providers.registry import check
 from agentq.run import Result
 from agentq.threads import StoredThread
+from agentq.wire import Priority
 
 
 class RunOptions(TypedDict, total=False):
@@ -23,7 +25,18 @@ class RunOptions(TypedDict, total=False):
     tags: Mapping[str, str] | None
     context: Mapping[str, Any] | None
     limits: Mapping[str, Any] | None
+    delay_secs: float | None
+    due_at: datetime | None
+    priority: Priority
+    concurrency_key: str | None
+    concurrency_limit: int | None
     allow_unknown: bool
+
+
+class EnqueueOptions(RunOptions, total=False):
+    """What it may be given where nobody waits for it, too: until your commit nobody could."""
+
+    connection: Any
 
 
 class Agent(AgentSpec):
@@ -45,7 +58,7 @@ class Agent(AgentSpec):
             raise ConfigError(f"agent {self.name!r}: {error}") from error
 
     def enqueue(
-        self, text: str, *, client: Client | None = None, thread: str | None = None, **options: Unpack[RunOptions]
+        self, text: str, *, client: Client | None = None, thread: str | None = None, **options: Unpack[EnqueueOptions]
     ) -> Handle:
         """Store a run and wake a worker; options and errors as of ``Client.enqueue``."""
         client = client or default_client()
@@ -62,6 +75,7 @@ class Agent(AgentSpec):
         **options: Unpack[RunOptions],
     ) -> Result:
         """Enqueue and wait; see ``enqueue`` and ``Handle.wait`` for options and errors."""
+        _refuse_connection(options)
         return self.enqueue(text, client=client, thread=thread, **options).wait(timeout)
 
     def thread(self, thread_id: str) -> "Thread":
@@ -79,7 +93,7 @@ class Thread:
     def __repr__(self) -> str:
         return f"Thread({self.id!r}, {self.agent!r})"
 
-    def enqueue(self, text: str, *, client: Client | None = None, **options: Unpack[RunOptions]) -> Handle:
+    def enqueue(self, text: str, *, client: Client | None = None, **options: Unpack[EnqueueOptions]) -> Handle:
         """As ``Agent.enqueue``. Raises ThreadBusyError while another run of the thread has not ended."""
         return self.agent.enqueue(text, client=client, thread=self.id, **options)
 
@@ -92,6 +106,7 @@ class Thread:
         **options: Unpack[RunOptions],
     ) -> Result:
         """Enqueue and wait."""
+        _refuse_connection(options)
         return self.enqueue(text, client=client, **options).wait(timeout)
 
     def history(self, *, client: Client | None = None) -> tuple[Message, ...]:
@@ -118,6 +133,11 @@ class Thread:
         client = client or default_client()
         client.agents.setdefault(self.agent.name, self.agent)
         return client.thread(self.id)
+
+
+def _refuse_connection(options: RunOptions) -> None:
+    if "connection" in options:
+        raise ConfigError("who waits for a run cannot enqueue it with connection=: it begins after your commit only")
 
 
 _default: Client | None = None

@@ -75,6 +75,11 @@ class RunFacts(_Work):
     updated_at: datetime
     finished_at: datetime | None
     deadline_at: datetime | None = None
+    # When it was enqueued for later: for when. Of its concurrency key: whether it has a place, and how many have one.
+    start_at: datetime | None = None
+    concurrency_key: str | None = None
+    has_place: bool | None = None
+    at_work: int = 0
     calls: tuple[CallFacts, ...] = ()
     approvals: tuple[ApprovalFacts, ...] = ()
     last_event: EventFacts | None = None
@@ -82,6 +87,11 @@ class RunFacts(_Work):
     @property
     def is_terminal(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def is_for_later(self) -> bool:
+        """Nobody has begun it yet, as it was enqueued for another time."""
+        return self.start_at is not None and self.seq == 0 and self.worker is None
 
     @property
     def open(self) -> tuple[CallFacts, ...]:

@@ -23,11 +23,16 @@ _NO_WORKER_SECS = 3.0
 
 
 class Handle:
-    """One run, from any process."""
+    """One run, from any process.
 
-    def __init__(self, client: Link, run_id: str) -> None:
+    ``is_new`` says whether the enqueue that gave this handle made the run: False where there was one with the same
+    idempotency key, and for a handle that is made from an id.
+    """
+
+    def __init__(self, client: Link, run_id: str, *, is_new: bool = False) -> None:
         self.client = client
         self.id = run_id
+        self.is_new = is_new
 
     def __repr__(self) -> str:
         return f"Handle({self.id!r})"

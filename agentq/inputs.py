@@ -2,16 +2,20 @@
 
 import getpass
 import socket
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from math import isfinite
+from typing import Any, TypedDict
 
 from agentq.agent import make_limits
 from agentq.errors import ConfigError
-from agentq.limits import Limits
+from agentq.limits import LONGEST_SECS, Limits
 from agentq.results import to_json
 from agentq.text import clean, cut
+from agentq.wire import RANKS
 
 MAX_KEY_CHARS = 200
+MAX_PLACES = 1_000_000
 MAX_REASON_CHARS = 4_000
 
 
@@ -64,6 +68,79 @@ def checked_limits(limits: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     make_limits(Limits(), limits, "this run")
     return json_object("limits", limits)
+
+
+def checked_keys(keys: Sequence[str | None] | None, number: int) -> Sequence[str | None]:
+    """A key for each of so many texts."""
+    if keys is None:
+        return [None] * number
+    if isinstance(keys, str) or len(keys) != number:
+        raise ConfigError(f"idempotency_keys is a list with a key (or None) for each of the {number} texts")
+    return [checked_key("an idempotency key", key) for key in keys]
+
+
+class Due(TypedDict):
+    """For when a run is; both None: now."""
+
+    delay_secs: float | None
+    due_at: datetime | None
+
+
+def checked_due(delay_secs: object, due_at: object) -> Due:
+    """How long from now, or when; nothing here looks at a clock, as only the database's counts."""
+    if delay_secs is not None and due_at is not None:
+        raise ConfigError("give delay_secs or due_at, not both")
+    return {"delay_secs": _checked_delay(delay_secs), "due_at": _checked_time(due_at)}
+
+
+def _checked_delay(delay_secs: Any) -> float | None:
+    if delay_secs is None:
+        return None
+    if isinstance(delay_secs, timedelta):
+        raise ConfigError("delay_secs is a number of seconds; of a timedelta give its total_seconds()")
+    if isinstance(delay_secs, bool) or not isinstance(delay_secs, int | float) or not isfinite(delay_secs):
+        raise ConfigError(f"delay_secs is a number of seconds, not {delay_secs!r}")
+    if not 0 <= delay_secs <= LONGEST_SECS:
+        raise ConfigError(f"delay_secs is between 0 and {LONGEST_SECS:g} seconds, not {delay_secs!r}")
+    return float(delay_secs) or None
+
+
+def _checked_time(due_at: object) -> datetime | None:
+    if due_at is None:
+        return None
+    if not isinstance(due_at, datetime):
+        raise ConfigError(f"due_at is a datetime with a time zone, not {due_at!r}")
+    if due_at.utcoffset() is None:
+        raise ConfigError(f"due_at needs a time zone: {due_at.isoformat()} is another moment in each")
+    try:
+        return due_at.astimezone(UTC)
+    except OverflowError:
+        raise ConfigError(f"due_at is out of range: {due_at.isoformat()}") from None
+
+
+def checked_priority(priority: Any) -> int:
+    """Its rank."""
+    rank = RANKS.get(priority) if isinstance(priority, str) else None  # type: ignore[call-overload]
+    if rank is None:
+        raise ConfigError(f"priority is one of {', '.join(RANKS)}, not {priority!r}")
+    return int(rank)
+
+
+class Place(TypedDict):
+    """The key whose places a run needs one of, and how many there are."""
+
+    concurrency_key: str | None
+    concurrency_limit: int | None
+
+
+def checked_place(key: object, limit: object) -> Place:
+    if (key is None) != (limit is None):
+        raise ConfigError("concurrency_key and concurrency_limit go together: say how many runs of the key may work")
+    if limit is None:
+        return {"concurrency_key": None, "concurrency_limit": None}
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_PLACES:
+        raise ConfigError(f"concurrency_limit is a number from 1 to {MAX_PLACES}, not {limit!r}")
+    return {"concurrency_key": checked_key("concurrency_key", key), "concurrency_limit": limit}
 
 
 def shown_name(name: str) -> str:

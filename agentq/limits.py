@@ -23,8 +23,9 @@ def is_duration(seconds: object) -> bool:
 class Limits(BaseModel):
     """What one run may use; None is no limit.
 
-    ``tokens`` is input plus output, checked before each model call. ``run_secs`` is from the enqueue to the end,
-    waiting for workers and people included.
+    ``tokens`` is input plus output, checked before each model call. ``run_secs`` is from the enqueue, or from the time
+    that the run was enqueued for, to the end: waiting for workers, for its turn of a concurrency key and for people
+    included.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,5 +1,6 @@
 """Send wake-ups through Celery: the one module below the workers that imports it."""
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from redis.exceptions import RedisError
 
 from agentq.embedded import broker
 from agentq.errors import ConfigError, UnavailableError
+from agentq.rabbitmq_queues import MAX_PRIORITY, PriorityAMQP
 from agentq.redis_broker import RedisQueues
 from agentq.saving import OUTAGE_SECS
 from agentq.wire import CALL_TASK, STEP_QUEUE, STEP_TASK, BatchMessage, CallMessage, StepMessage, WakeUp, physical
@@ -24,13 +26,20 @@ BROKER_FAULTS = (OperationalError, ChannelError, RedisError, ConnectionError, OS
 # before it is begun again, which may take as long as the tool.
 HARD_GRACE_SECS = OUTAGE_SECS + 30.0
 
+# What brokers call the ranks of wire.py. On Redis kombu takes what is smaller first, from lists that it polls in any
+# case. RabbitMQ and the broker of files take what is larger first.
+_SMALLER_FIRST: Mapping[int, int] = {-1: 0, 0: 3, 1: 6}
+_LARGER_FIRST: Mapping[int, int] = {-1: MAX_PRIORITY, 0: 3, 1: 1}
+_REDIS = ("redis", "sentinel")
+
 
 def make_app(broker_url: str, *, queue: str = STEP_QUEUE, name: str = "agentq") -> Celery:
     """A Celery app that can send agentq's messages. Raises ConfigError for a broker URL nobody understands.
 
     JSON only, results are not stored, lost connections are retried briefly: the sweep sends again what gets lost.
     """
-    app = Celery(name, broker=broker_url, set_as_current=False)
+    amqp = PriorityAMQP if is_rabbitmq(broker_url) else None
+    app = Celery(name, broker=broker_url, amqp=amqp, set_as_current=False)
     app.conf.update(
         task_serializer="json",
         result_serializer="json",
@@ -51,10 +60,15 @@ def make_app(broker_url: str, *, queue: str = STEP_QUEUE, name: str = "agentq") 
     return app
 
 
+def is_rabbitmq(broker_url: str) -> bool:
+    """Whether the broker, or each of a list, is spoken to in AMQP."""
+    return all(url.strip().startswith(("amqp:", "amqps:", "pyamqp:")) for url in broker_url.split(";"))
+
+
 def _transport_options(broker_url: str) -> dict[str, Any]:
     if broker_url.startswith("agentq+file:"):
         return dict(broker.connection_options(broker_url)["broker_transport_options"])
-    if broker_url.startswith("redis"):
+    if broker_url.startswith(_REDIS):
         # Without emulated acknowledgements kombu does not copy each message that a worker has into two more keys. What
         # they are for, messages of a worker that was killed, is the sweep's business here: it is sooner and knows more.
         return {"socket_connect_timeout": 3.0, "socket_timeout": 10.0, "ack_emulation": False}
@@ -84,6 +98,7 @@ class CeleryDispatcher:
         self._app = app
         self._prefix = queue
         self._redis = RedisQueues(app.connection_for_write) if _is_one_redis(app) else None
+        self._priorities = _SMALLER_FIRST if app.conf.broker_write_url.startswith(_REDIS) else _LARGER_FIRST
 
     def send(self, wake_up: WakeUp) -> None:
         try:
@@ -101,6 +116,7 @@ class CeleryDispatcher:
         """
         name, ids = _task(wake_up)
         queue = physical(wake_up.queue, self._prefix)
+        priority = self._priorities[wake_up.priority]
         amqp = self._app.amqp
         message = amqp.create_task_message(
             uuid(),
@@ -113,17 +129,21 @@ class CeleryDispatcher:
             time_limit=_time_limit(wake_up),
         )
         if self._redis is not None and not (before_task_publish.receivers or after_task_publish.receivers):
-            self._redis.put(queue, message)
+            self._redis.put(queue, message, priority)
             return
         with self._app.producer_or_acquire() as producer:
-            amqp.send_task_message(producer, name, message, queue=queue)
+            amqp.send_task_message(producer, name, message, queue=queue, priority=priority)
 
     def signature(self, wake_up: WakeUp) -> Any:
         """The Celery signature of a wake-up: a task, or a chord for a batch."""
         if isinstance(wake_up, BatchMessage):
             return chord([self.signature(lane) for lane in wake_up.lanes], self.signature(wake_up.body), app=self._app)
         name, ids = _task(wake_up)
-        options = {"queue": physical(wake_up.queue, self._prefix), "time_limit": _time_limit(wake_up)}
+        options = {
+            "queue": physical(wake_up.queue, self._prefix),
+            "time_limit": _time_limit(wake_up),
+            "priority": self._priorities[wake_up.priority],
+        }
         return self._app.signature(name, args=ids, immutable=True, **options)
 
 

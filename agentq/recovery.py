@@ -15,7 +15,7 @@ from agentq.run import TERMINAL, OpenCall, Snapshot
 from agentq.saving import CallEnd
 from agentq.steps.base import Done
 from agentq.steps.tool_batch import CallDone, crashed, timed_out
-from agentq.storage import calls, leases, steps
+from agentq.storage import calls, leases, line, steps
 from agentq.storage.journal import NewEvent
 from agentq.storage.leases import Due
 from agentq.storage.rows import Claim
@@ -54,8 +54,36 @@ def sweep(
     left = [due for due in found if due.kind != "fading" and not (spare_leases and due.leased)]
     lost = [due for due in left if due.leased or due.kind in ("late", "undecided") or due.status in TERMINAL]
     _each(engine, lost, _look_at)
-    _announce_again(engine, [due for due in left if due not in lost])
+    _line_up(engine, [due.run_id for due in left if due.kind == "line"])
+    _announce_again(engine, [due for due in left if due not in lost and due.kind != "line"])
     return len(left)
+
+
+def _line_up(engine: Engine, run_ids: list[str]) -> None:
+    """What has become due goes into the line of its concurrency key, and those who are next are let in."""
+    if not run_ids:
+        return
+    with engine.services.database.autocommit() as connection:
+        keys = line.keys_of(connection, run_ids)
+    for key, due in keys.items():
+        let_in(engine, key, due)
+
+
+def let_in(engine: Engine, key: str, due: Sequence[str] = ()) -> None:
+    """Give free places of a concurrency key to the first in its line, with those that have become due."""
+    services = engine.services
+    with services.database.transaction() as connection:
+        wake_ups = line.let_in_if_free(connection, key, patience_secs=services.patience_secs, due=due)
+    engine.saver.send(wake_ups)
+
+
+def let_in_all(engine: Engine) -> None:
+    """See to keys that stand still, as when somebody has deleted a run that was at work; now and then is enough."""
+    with engine.services.database.autocommit() as connection:
+        keys = line.standing(connection)
+    for key in keys:
+        logger.warning("concurrency key %s had a free place and a line: letting the first in", key)
+        let_in(engine, key)
 
 
 def take_back(engine: Engine, gone: str, *, forgive: bool = False) -> int:

@@ -10,6 +10,7 @@ from agentq.errors import ErrorInfo
 from agentq.limits import Limits
 from agentq.messages import Message, Usage
 from agentq.values import replace
+from agentq.wire import Priority
 
 Status = Literal["queued", "running", "waiting", "completed", "failed", "cancelled"]
 Phase = Literal["recall", "model", "review", "tools"]
@@ -125,8 +126,14 @@ class Snapshot:
     calls: tuple[OpenCall, ...] = ()
     thread_id: str | None = None
     context: dict[str, Any] = field(default_factory=dict)
-    # Seconds since the run was enqueued, when the snapshot was loaded, by the database's clock.
+    # Seconds since the run was enqueued, or since the time it was enqueued for, when the snapshot was loaded, by the
+    # database's clock.
     age_secs: float = 0.0
+    # Its rank: see RANKS in wire.py.
+    priority: int = 0
+    concurrency_key: str | None = None
+    # Whether it had one of its key's places then; None where it needs none. See storage/line.py.
+    has_place: bool | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -218,7 +225,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Run:
-    """A run as an operator sees it."""
+    """A run as an operator sees it.
+
+    ``start_at`` is the time it was enqueued for, where that was not at once. ``has_place`` says of a run with a
+    ``concurrency_key`` whether it is one of those at work, or waits in the line (False); None where it needs no place.
+    """
 
     id: str
     agent: str
@@ -244,6 +255,11 @@ class Run:
     usage: Usage = Usage()
     model_calls: int = 0
     tool_calls: int = 0
+    start_at: datetime | None = None
+    priority: Priority = "normal"
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+    has_place: bool | None = None
 
     @property
     def is_terminal(self) -> bool:

@@ -16,7 +16,7 @@ from agentq.outcomes import Cancelled, Transition
 from agentq.run import ApprovalKind, OpenCall, Progress, Snapshot
 from agentq.services import Services
 from agentq.steps.tool_batch import CallDone
-from agentq.storage import approvals, calls, children, commits, enqueue, steps
+from agentq.storage import approvals, calls, children, commits, enqueue, line, steps
 from agentq.storage.approvals import Question
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested, Next
@@ -41,15 +41,18 @@ OUTAGE_SECS = 60.0
 class CallEnd:
     """What follows a call of a batch: the lane's ``next`` call, or the step after it when it was the ``last``.
 
-    ``here`` is the lane's next call where the same process has it already.
+    ``here`` is the lane's next call where the same process has it already; ``let_in`` wakes other runs, which got the
+    place of this one.
     """
 
     next: CallMessage | None = None
     last: StepMessage | None = None
     here: ClaimedCall | None = None
+    let_in: tuple[WakeUp, ...] = ()
 
     @property
     def wake_ups(self) -> list[WakeUp]:
+        """What is to be sent for this run."""
         return [wake_up for wake_up in (self.next, self.last) if wake_up is not None]
 
 
@@ -89,7 +92,8 @@ class Saver:
         """A transaction where one statement is not all: it costs two round trips more."""
         database = self._services.database
         opens_batch = _opens_batch(transition)
-        is_one = commits.is_one_statement(transition) and not opens_batch
+        leaves = transition.snapshot.concurrency_key is not None and transition.ending is not None
+        is_one = commits.is_one_statement(transition) and not opens_batch and not leaves
         return database.autocommit() if is_one else database.transaction()
 
     def give_back(self, claim: Claim) -> Again:
@@ -132,7 +136,9 @@ class Saver:
             with self._services.database.transaction() as connection:
                 return self._finish(connection, ref, done, token, event, lane=lane, used=used)
 
-        return self._patiently(attempt)
+        end, snapshot = self._patiently(attempt)
+        self.send(list(end.let_in))
+        return end, snapshot
 
     def ask(self, claimed: ClaimedCall, asked: Question, data: dict[str, Any]) -> CallEnd:
         """Put a call of a batch before a person. Raises LeaseLost when it is not ours, and CancelRequested."""
@@ -142,11 +148,14 @@ class Saver:
 
         def attempt() -> CallEnd:
             with self._services.database.transaction() as connection:
-                calls.ask(connection, claimed, asked, event=event)
+                after = calls.ask(connection, claimed, asked, event=event)
                 patience = self._services.patience_secs
-                return CallEnd(next=calls.announce_next(connection, claimed.snapshot, patience_secs=patience))
+                following = calls.announce_next(connection, claimed.snapshot, patience_secs=patience)
+                return CallEnd(next=following, let_in=tuple(self.in_line(connection, after, [])))
 
-        return self._patiently(attempt)
+        end = self._patiently(attempt)
+        self.send(list(end.let_in))
+        return end
 
     def settle_asked(
         self, connection: Connection, snapshot: Snapshot, call: OpenCall, result: ToolResult | None
@@ -154,11 +163,20 @@ class Saver:
         """In the caller's transaction: the result a person gave for a call, or None to let it run again."""
         if result is None:
             again = calls.restart(connection, snapshot, call, patience_secs=self._services.patience_secs)
-            return [again] if again else [], snapshot
+            goes_on = replace(snapshot, status="running")
+            wake_ups = self.in_line(connection, goes_on, [again] if again else [])
+            is_let_in = any(isinstance(one, CallMessage) and one.run_id == snapshot.run_id for one in wake_ups)
+            return wake_ups, replace(goes_on, has_place=goes_on.has_place or is_let_in)
         ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
         event = NewEvent("call", {"index": call.index} | call_data(result))
         end, after = self._finish(connection, ref, CallDone(result), None, event, was_asked=True)
-        return end.wake_ups, after
+        return [*end.wake_ups, *end.let_in], after
+
+    def in_line(self, connection: Connection, run: Snapshot, wake_ups: list[WakeUp]) -> list[WakeUp]:
+        """What is to be sent, of this run and of others of its concurrency key."""
+        if run.concurrency_key is None:
+            return wake_ups
+        return line.go_on(connection, run, wake_ups, patience_secs=self._services.patience_secs)
 
     def _finish(
         self,
@@ -182,10 +200,12 @@ class Saver:
             transition = decide(calls.with_calls(connection, snapshot), outcome)
         else:
             # A sub-agent's call held no lane, so it leaves none free.
-            return self._go_on_lane(connection, snapshot, lane) if token is not None else CallEnd(), snapshot
+            end = self._go_on_lane(connection, snapshot, lane) if token is not None else CallEnd()
+            return replace(end, let_in=tuple(self.in_line(connection, snapshot, []))), snapshot
         after, wake_ups = self.apply(connection, transition, None, [], even_if_cancelled=True)
-        last = next((wake_up for wake_up in wake_ups if isinstance(wake_up, StepMessage)), None)
-        return CallEnd(last=last), after
+        own = [wake_up for wake_up in wake_ups if isinstance(wake_up, StepMessage) and wake_up.run_id == ref.run_id]
+        others = tuple(wake_up for wake_up in wake_ups if wake_up not in own)
+        return CallEnd(last=own[0] if own else None, let_in=others), after
 
     def _go_on_lane(self, connection: Connection, snapshot: Snapshot, lane: Lane | None) -> CallEnd:
         if lane is not None and (here := calls.take_next(connection, snapshot, lane)):
@@ -238,16 +258,20 @@ class Saver:
         )
         if stays:
             return snapshot, []
+        wake_ups: list[WakeUp] = []
         if transition.delay_secs == 0:
-            return snapshot, [StepMessage(snapshot.run_id, snapshot.seq, following.queue, following.timeout_secs)]
-        return snapshot, self._open_batch(connection, snapshot) if _opens_batch(transition) else []
+            wake_ups.append(_wake_up(snapshot, following))
+        elif _opens_batch(transition):
+            wake_ups += self._open_batch(connection, snapshot)
+        return snapshot, self.in_line(connection, snapshot, wake_ups)
 
     def _open_batch(self, connection: Connection, snapshot: Snapshot) -> list[WakeUp]:
         """Start the sub-agents' runs and the first lanes."""
         wake_ups: list[WakeUp] = list(self._start_children(connection, snapshot))
         lanes = commits.announce_first(connection, snapshot, patience_secs=self._services.patience_secs)
         if lanes:
-            wake_ups.append(BatchMessage(lanes, StepMessage(snapshot.run_id, snapshot.seq + 1)))
+            body = StepMessage(snapshot.run_id, snapshot.seq + 1, priority=snapshot.priority)
+            wake_ups.append(BatchMessage(lanes, body))
         return wake_ups
 
     def _start_children(self, connection: Connection, snapshot: Snapshot) -> list[StepMessage]:
@@ -269,10 +293,12 @@ class Saver:
                 context=snapshot.context,
                 depth=snapshot.depth + 1,
                 parent=ref,
+                # In the place of its parent, which waits for it.
+                priority=snapshot.priority,
             )
             enqueue.insert(connection, child, patience_secs=self._services.patience_secs)
             children.link(connection, ref, child.id)
-            wake_ups.append(StepMessage(child.id, 0))
+            wake_ups.append(StepMessage(child.id, 0, priority=child.priority))
         return wake_ups
 
     def send(self, wake_ups: list[WakeUp]) -> bool:
@@ -311,6 +337,10 @@ def _least(own: float | None, left: float | None) -> float | None:
 def _opens_batch(transition: Transition) -> bool:
     snapshot = transition.snapshot
     return transition.delay_secs is None and snapshot.phase == "tools" and snapshot.status == "running"
+
+
+def _wake_up(snapshot: Snapshot, following: Next) -> StepMessage:
+    return StepMessage(snapshot.run_id, snapshot.seq, following.queue, following.timeout_secs, snapshot.priority)
 
 
 def following_step(transition: Transition) -> Next:

@@ -9,13 +9,16 @@ from agentq.facts import ApprovalFacts, CallFacts, EventFacts, Fleet, RunFacts
 from agentq.limits import MAX_LANES
 from agentq.run import Phase, Status
 
-WaitKind = Literal["step", "call", "lost", "pickup", "worker", "time", "lane", "run", "person", "family", "nothing"]
+WaitKind = Literal[
+    "step", "call", "lost", "pickup", "worker", "time", "line", "lane", "run", "person", "family", "nothing"
+]
 
 # What a row looks like that nothing will ever move; the same codes as in storage/stuck.py.
 PROBLEMS: Mapping[str, str] = {
     "endless_lease": "its step is taken, but the lease has no end, so nobody takes it over",
     "not_announced": "its next step is in no sweep's sight",
     "no_next_step": "it has no next step",
+    "line_stands": "it waits for its turn, but no run of its concurrency key is at work",
     "nobody_asked": "it waits for a person, but nobody is asked anything",
     "batch_over": "every call of its turn is back, but it did not go on",
     "batch_miscounted": "it counts other calls than are open, so its turn never ends",
@@ -56,9 +59,10 @@ class Wait:
     """One thing a run waits for.
 
     ``kind``: ``step``, ``call``: a worker is at it; ``lost``: its worker was lost; ``pickup``: a running worker is to
-    take it; ``worker``: no running worker can; ``time``: a due time; ``lane``: one of the calls before it; ``run``: a
-    sub-agent's run, explained in ``run``; ``person``: a decision; ``family``: a run that has ended is still to be
-    reported to the runs above and below it; ``nothing``: nothing will ever move it.
+    take it; ``worker``: no running worker can; ``time``: a due time; ``line``: a place among the runs of its
+    concurrency key; ``lane``: one of the calls before it; ``run``: a sub-agent's run, explained in ``run``;
+    ``person``: a decision; ``family``: a run that has ended is still to be reported to the runs above and below it;
+    ``nothing``: nothing will ever move it.
     ``until`` is the end of the lease, the due time, or when the sweep looks at it next. ``moves`` says what helps.
     """
 
@@ -146,11 +150,21 @@ def _waits(scene: Scene, run: RunFacts, level: int) -> list[Wait]:
         return [_step(scene, run)]
     if run.lease_token is not None:
         return [_nothing("endless_lease", run)]
+    if run.has_place is False:
+        return [_line(run)]
     if run.status == "waiting":
         return _persons(run) or [_nothing("nobody_asked", run)]
     if run.due_at is not None:
         return _due(scene, run) if run.sweep_at is not None else [_nothing("not_announced", run)]
     return _batch(scene, run, level) if run.phase == "tools" else [_nothing("no_next_step", run)]
+
+
+def _line(run: RunFacts) -> Wait:
+    if run.at_work == 0:
+        return _nothing("line_stands", run)
+    what = f"its turn of key {run.concurrency_key!r} ({run.at_work} at work)"
+    moves = "the end of one of these; before it go those of higher priority and the older ones"
+    return Wait("line", what, moves, run.start_at or run.updated_at)
 
 
 def _nothing(problem: str, run: RunFacts, call: CallFacts | None = None) -> Wait:
@@ -215,6 +229,10 @@ def _due(scene: Scene, run: RunFacts) -> list[Wait]:
     cause = _cause(run.last_event)
     name, call_id = _step_name(run)
     waits = []
+    if is_later and run.is_for_later:
+        return [
+            Wait("time", "the time it was enqueued for", _sweep(scene, "begins it then"), run.created_at, run.due_at)
+        ]
     if is_later and (cause or gap is None):
         what = f"the next try of {name}" + (f": {cause}" if cause else "")
         waits.append(Wait("time", what, "its time; a running worker takes it then", run.updated_at, run.due_at))

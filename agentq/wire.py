@@ -1,6 +1,8 @@
 """The contract between processes: task names, queue names, and what a message may carry (ids, nothing private)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 STEP_TASK = "agentq.step"
 CALL_TASK = "agentq.call"
@@ -8,15 +10,24 @@ CALL_TASK = "agentq.call"
 STEP_QUEUE = "agentq"
 TOOL_QUEUE = "agentq.tools"
 
+Priority = Literal["high", "normal", "low"]
+# As they are stored and sent: what is smaller goes first.
+RANKS: Mapping[Priority, int] = {"high": -1, "normal": 0, "low": 1}
+PRIORITIES: Mapping[int, Priority] = {rank: name for name, rank in RANKS.items()}
+
 
 @dataclass(frozen=True)
 class StepMessage:
-    """Wake-up for the step after snapshot ``seq``. ``timeout_secs`` is the tool's, where the step runs one itself."""
+    """Wake-up for the step after snapshot ``seq``. ``timeout_secs`` is the tool's, where the step runs one itself.
+
+    ``priority`` is the run's rank: see RANKS.
+    """
 
     run_id: str
     seq: int
     queue: str = STEP_QUEUE
     timeout_secs: float | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class CallMessage:
     index: int
     queue: str
     timeout_secs: float
+    priority: int = 0
 
 
 @dataclass(frozen=True)

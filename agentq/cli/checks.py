@@ -19,6 +19,7 @@ from agentq.cli.program import INFRASTRUCTURE, exit_code
 from agentq.cli.worker import services
 from agentq.config import Settings, unknown_variables
 from agentq.errors import AgentqError
+from agentq.rabbitmq_queues import knows_priorities
 from agentq.registry import load_agents
 from agentq.storage import migrate, queries
 from agentq.storage.database import Database
@@ -136,7 +137,22 @@ def _broker(site: Site) -> Sequence[Finding]:
     app = _app(site)
     producer.check_broker(app)
     where = app.connection_for_write().as_uri()
-    return [Finding("OK", "broker", f"{where}: there and back in {_round_trip(app):.0f} ms")]
+    found = [Finding("OK", "broker", f"{where}: there and back in {_round_trip(app):.0f} ms")]
+    return [*found, *_priorities(site, app)]
+
+
+def _priorities(site: Site, app: Celery) -> list[Finding]:
+    """Queues of RabbitMQ that an earlier release declared: they stay as they are."""
+    if not producer.is_rabbitmq(str(site.settings.broker_url)):
+        return []
+    queues = [site.settings.queue, *tool_queues(site.settings, site.agents.values())]
+    with app.connection_for_write() as connection:
+        without = [queue for queue in queues if not knows_priorities(connection, queue)]
+    if not without:
+        return []
+    message = f"{', '.join(without)}: declared without priorities, so messages are taken in their order"
+    fix = "stop workers and producers, rabbitmqctl delete_queue each, start again; workers send what was in them again"
+    return [Finding("WARN", "priorities", message, fix)]
 
 
 def _app(site: Site) -> Celery:

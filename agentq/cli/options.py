@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,16 @@ def _pairs(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 
 
 tags = click.option("--tag", "tags", multiple=True, callback=_pairs, metavar="KEY=VALUE", help="Repeat it for more.")
+
+
+def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> datetime | None:
+    """A callback for options that take a time."""
+    if value is None:
+        return None
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is no time; it looks like 2026-03-01T09:00+01:00") from error
 
 
 def json_object(_ctx: click.Context, _param: click.Parameter, value: str | None) -> dict[str, Any] | None:

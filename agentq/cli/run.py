@@ -17,6 +17,7 @@ from agentq.errors import AgentqError, ErrorInfo, RunCancelledError, RunFailedEr
 from agentq.handle import Handle
 from agentq.run import Approval, Result
 from agentq.storage import migrate
+from agentq.wire import RANKS
 
 
 @click.command()
@@ -30,7 +31,21 @@ from agentq.storage import migrate
 @click.option(
     "--context", callback=options.json_object, metavar="JSON", help="A JSON object for the tools: ctx.context."
 )
-@click.option("--idempotency-key", metavar="KEY", help="The same key gives the same run, however often it is sent.")
+@click.option(
+    "--idempotency-key", "--key", metavar="KEY", help="The same key gives the same run, however often it is sent."
+)
+@click.option(
+    "--delay", "delay_secs", type=click.FloatRange(min=0), metavar="SECONDS", help="Begin so many seconds from now."
+)
+@click.option("--due-at", callback=options.moment, metavar="TIME", help="Begin then, as in 2026-03-01T09:00+01:00.")
+@click.option(
+    "--priority",
+    type=click.Choice(list(RANKS)),
+    default="normal",
+    help="Before or after others that wait for a worker.",
+)
+@click.option("--concurrency-key", metavar="KEY", help="With --concurrency-limit: so many runs of this key at once.")
+@click.option("--concurrency-limit", type=click.IntRange(min=1), metavar="NUMBER")
 @options.agents
 @options.as_json
 @click.pass_context
@@ -46,7 +61,7 @@ def run(ctx: click.Context, /, agent: str, text: str, *, places: str | None, as_
         _check_services(client)
         handle = client.enqueue(agent, text, **given)
         if not wait:
-            print_json({"run_id": handle.id}) if as_json else click.echo(handle.id)
+            print_json({"run_id": handle.id, "is_new": handle.is_new}) if as_json else click.echo(handle.id)
             return
         try:
             with _timeline(handle) if watch else _silence():

@@ -47,9 +47,18 @@ def _row(run: Run) -> tuple[Any, ...]:
 
 
 def _end(run: Run) -> str | None:
+    if run.status == "queued":
+        return _wait(run)
     if run.error is not None:
         return f"{run.error.code}: {run.error.message}"
     return run.stop_reason
+
+
+def _wait(run: Run) -> str | None:
+    """What it was told to wait for."""
+    if run.has_place is False:
+        return f"in line of {run.concurrency_key}"
+    return f"due at {local(run.start_at)}" if run.start_at is not None else None
 
 
 @runs.command()
@@ -87,7 +96,9 @@ def _print_run(run: Run) -> None:
         "step": None if run.is_terminal else f"{run.seq} {run.phase}, turn {run.turn}",
         "attempt": run.attempt if run.attempt > 1 else None,
         "worker": run.worker if run.lease_until else None,
-        "due": local(run.due_at) if run.due_at and not run.is_terminal else None,
+        "due at": local(run.due_at) if run.due_at and run.has_place is not False and not run.is_terminal else None,
+        "priority": run.priority if run.priority != "normal" else None,
+        "key": _place(run),
         "created": local(run.created_at),
         "finished": local(run.finished_at) if run.finished_at else None,
         "thread": run.thread_id,
@@ -98,6 +109,13 @@ def _print_run(run: Run) -> None:
     for name, value in rows.items():
         if value:
             click.echo(f"{name:<10}{value}")
+
+
+def _place(run: Run) -> str | None:
+    if run.concurrency_key is None:
+        return None
+    where = {None: "", True: ", at work", False: ", in line"}[run.has_place]
+    return f"{run.concurrency_key}, {run.concurrency_limit} at a time{where}"
 
 
 def _print_events(handle: Handle) -> None:

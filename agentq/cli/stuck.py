@@ -5,10 +5,10 @@ from dataclasses import asdict
 from typing import Any
 
 from agentq.cli import options
-from agentq.cli.output import age, count, print_check, print_json
+from agentq.cli.output import age, count, local, print_check, print_json
 from agentq.cli.program import FAILED
 from agentq.storage import stuck
-from agentq.storage.stuck import Overdue, Stuck
+from agentq.storage.stuck import Later, Overdue, Stuck
 from agentq.why import PROBLEMS
 
 
@@ -17,17 +17,29 @@ def report(given: Mapping[str, Any], *, as_json: bool) -> int:
     with options.reading_client(given) as client, client.database.autocommit() as connection:
         lost = stuck.stuck(connection)
         overdue = stuck.overdue(connection, prefix=client.settings.queue)
+        later = stuck.later(connection)
     if as_json:
         found = [asdict(run) | {"message": PROBLEMS[run.problem]} for run in lost]
-        print_json({"ok": not lost, "stuck": found, "waiting_for_a_worker": [asdict(runs) for runs in overdue]})
+        waiting = {"waiting_for_a_worker": [asdict(runs) for runs in overdue], "waiting": asdict(later)}
+        print_json({"ok": not lost, "stuck": found} | waiting)
     else:
         for run in lost:
             _print_stuck(run)
         for runs in overdue:
             _print_overdue(runs)
+        _print_later(later)
         if not lost:
-            print_check("OK", "stuck", "every open run has a live lease, a due time, or a person it waits for")
+            promise = "every open run has a live lease, a due time, a turn it waits for, or a person"
+            print_check("OK", "stuck", promise)
     return FAILED if lost else 0
+
+
+def _print_later(found: Later) -> None:
+    if found.first_at is not None:
+        print_check("OK", "later", f"{count(found.later, 'run')} for later, the first due at {local(found.first_at)}")
+    if found.in_line:
+        message = f"{count(found.in_line, 'run')} in the line of {count(found.keys, 'concurrency key')}"
+        print_check("OK", "in line", message)
 
 
 def _print_stuck(run: Stuck) -> None:

@@ -17,10 +17,11 @@ from kombu.log import get_logger
 from kombu.transport import TRANSPORT_ALIASES, virtual
 from kombu.utils.json import dumps, loads
 
-from agentq.embedded.folder import Binding, MessageFolder
+from agentq.embedded.folder import Binding, MessageFolder, Urgency
 from agentq.errors import ConfigError
 
 POLLING_SECONDS = 0.01
+URGENT, NOT_URGENT = 5, 2
 # A busy worker may not get round to its control queue for longer than the few seconds Celery lets those live.
 SHORTEST_EXPIRY_SECONDS = 60.0
 
@@ -82,7 +83,7 @@ class Channel(virtual.Channel):
 
     def _put(self, queue: str, message: Any, **_kwargs: Any) -> None:
         with _channel_errors(queue):
-            self._folder.put(queue, dumps(message))
+            self._folder.put(queue, dumps(message), _urgency(message))
 
     def _put_fanout(self, exchange: str, message: Any, _routing_key: str, **_kwargs: Any) -> None:
         for _, _, queue in self.get_table(exchange):
@@ -123,6 +124,12 @@ class Channel(virtual.Channel):
 
     def get_table(self, exchange: str) -> Any:
         return self._folder.bindings(exchange)
+
+
+def _urgency(message: Any) -> Urgency:
+    """Of a priority from 1 to 9, the highest of which goes first; 0 says nothing."""
+    priority = message["properties"].get("priority") or 0
+    return "high" if priority >= URGENT else "low" if 0 < priority <= NOT_URGENT else "normal"
 
 
 def _binding(*meta: Any) -> Binding:

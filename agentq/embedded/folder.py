@@ -1,6 +1,7 @@
 """Queues and bindings as files in one folder, shared by every process of a machine without a broker.
 
-A message is one file in the folder of its queue, named by the time it was put. It is written elsewhere in the same
+A message is one file in the folder of its queue, or in the one for its more or less urgent messages, named by the time
+it was put. It is written elsewhere in the same
 tree and renamed, so no reader meets half a message, and it is claimed by a rename, so only one reader gets it.
 """
 
@@ -11,10 +12,13 @@ import time
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 from uuid import uuid4
 
 Binding = tuple[str, str, str]  # routing key, pattern, queue
+Urgency = Literal["high", "normal", "low"]
+URGENCIES: tuple[Urgency, ...] = ("high", "normal", "low")
 
 
 class MessageFolder:
@@ -24,23 +28,30 @@ class MessageFolder:
         self._unread = root / "written"
         self._taken = root / "taken"
         # What the last listing of a queue showed and we have not tried yet: one listing serves many takes.
-        self._listed: dict[str, deque[str]] = {}
+        self._listed: dict[tuple[str, Urgency], deque[str]] = {}
         for folder in (self._queues, self._exchanges, self._unread, self._taken):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def put(self, queue: str, text: str) -> None:
-        self._write(self._queue(queue) / f"{time.time_ns():020d}-{uuid4().hex}", text)
+    def put(self, queue: str, text: str, urgency: Urgency = "normal") -> None:
+        self._write(self._queue(queue, urgency) / f"{time.time_ns():020d}-{uuid4().hex}", text)
 
     def take(self, queue: str) -> str | None:
-        """The oldest message of the queue, removed from it; None if there is none. Several readers each get others."""
-        listed = self._listed.setdefault(queue, deque())
+        """The oldest of the most urgent messages, removed from the queue; None if there is none.
+
+        Several readers each get others.
+        """
+        taken = (self._take(queue, urgency) for urgency in URGENCIES)
+        return next((text for text in taken if text is not None), None)
+
+    def _take(self, queue: str, urgency: Urgency) -> str | None:
+        listed = self._listed.setdefault((queue, urgency), deque())
         if not listed:
-            listed.extend(sorted(self._messages(queue)))
+            listed.extend(sorted(self._messages(queue, urgency)))
         while listed:
             name = listed.popleft()
             claim = self._taken / name
             try:
-                (self._queue(queue) / name).rename(claim)
+                (self._queue(queue, urgency) / name).rename(claim)
             except FileNotFoundError:  # another reader has it
                 continue
             text = claim.read_text()
@@ -49,24 +60,25 @@ class MessageFolder:
         return None
 
     def size(self, queue: str) -> int:
-        return len(self._messages(queue))
+        return sum(len(self._messages(queue, urgency)) for urgency in URGENCIES)
 
     def purge(self, queue: str) -> int:
         """Remove the messages of the queue and say how many they were."""
         count = 0
-        for name in self._messages(queue):
-            with suppress(FileNotFoundError):
-                (self._queue(queue) / name).unlink()
-                count += 1
+        for urgency in URGENCIES:
+            for name in self._messages(queue, urgency):
+                with suppress(FileNotFoundError):
+                    (self._queue(queue, urgency) / name).unlink()
+                    count += 1
         return count
 
     def delete(self, queue: str) -> None:
-        self._listed.pop(queue, None)
         self.purge(queue)
-        folder = self._queue(queue)
-        (folder / ".expires").unlink(missing_ok=True)
-        with suppress(OSError):  # somebody put a message meanwhile
-            folder.rmdir()
+        (self._queue(queue) / ".expires").unlink(missing_ok=True)
+        for urgency in URGENCIES:
+            self._listed.pop((queue, urgency), None)
+            with suppress(OSError):  # somebody put a message meanwhile, or it never was
+                self._queue(queue, urgency).rmdir()
 
     def keep_alive(self, queue: str, seconds: float) -> bool:
         """Let the queue expire so many seconds from now; False if it had to be made, by which it lost its bindings."""
@@ -107,11 +119,12 @@ class MessageFolder:
         except FileNotFoundError:
             return False
 
-    def _messages(self, queue: str) -> list[str]:
-        return [name for name in _entries(self._queue(queue)) if not name.startswith(".")]
+    def _messages(self, queue: str, urgency: Urgency) -> list[str]:
+        return [name for name in _entries(self._queue(queue, urgency)) if not name.startswith(".")]
 
-    def _queue(self, queue: str) -> Path:
-        return self._queues / f"{quote(queue, safe='@')}.queue"
+    def _queue(self, queue: str, urgency: Urgency = "normal") -> Path:
+        end = "" if urgency == "normal" else f".{urgency}"
+        return self._queues / f"{quote(queue, safe='@')}.queue{end}"
 
     def _exchange(self, exchange: str) -> Path:
         return self._exchanges / f"{quote(exchange, safe='')}.exchange"

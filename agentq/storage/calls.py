@@ -72,7 +72,8 @@ _REARM = text(f"""
         announced_at = CASE WHEN announced_at <= {FORGOT_AT} THEN announced_at ELSE now() END,
         sweep_at = {FIRST_PATIENCE}, attempt = attempt - :forgive
     WHERE run_id = :run_id AND lease_token = :token
-    RETURNING index AS call_index, queue, timeout_secs
+    RETURNING index AS call_index, queue, timeout_secs,
+        (SELECT priority FROM agentq.runs WHERE id = run_id) AS priority
 """)
 # Locks the run first, so that of calls ending together exactly one sees that it was the last.
 _FINISHED = f"""
@@ -113,19 +114,19 @@ _ASK_RUN = text(f"""
     FROM bounded
     WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND runs.lease_token IS NULL
         AND status NOT IN ('completed', 'failed', 'cancelled')
-    RETURNING number, event_count, cancel_requested
+    RETURNING number, event_count, cancel_requested, status, has_place
 """)
 _PARK = text("""
     UPDATE agentq.tool_calls SET status = 'asked', lease_token = NULL, lease_until = NULL, sweep_at = NULL
     WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_token = :token
     RETURNING index
 """)
-# Back on a lane where one is free; else the next lane that becomes free takes it.
+# Back on a lane where one is free; else the next lane that becomes free takes it. A run without a place begins nothing.
 _RESTART = text(f"""
     UPDATE agentq.tool_calls SET
         (status, sweep_at) = (
-            SELECT CASE WHEN count(*) < {MAX_LANES} THEN 'announced' ELSE 'pending' END,
-                CASE WHEN count(*) < {MAX_LANES} THEN {FIRST_PATIENCE} END
+            SELECT CASE WHEN count(*) < :lanes THEN 'announced' ELSE 'pending' END,
+                CASE WHEN count(*) < :lanes THEN {FIRST_PATIENCE} END
             FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND status IN ('announced', 'running')),
         announced_at = now()
     WHERE run_id = :run_id AND turn = :turn AND index = :index AND status = 'asked'
@@ -232,7 +233,7 @@ def unclaim(
     values: dict[str, Any] = {"run_id": run_id, "token": token}
     values |= {"patience_secs": patience_secs, "forgive": int(forgive)}
     row = connection.execute(_REARM, values).first()
-    return None if row is None else CallMessage(run_id, seq, row.call_index, row.queue, row.timeout_secs)
+    return None if row is None else CallMessage(run_id, seq, *row)
 
 
 @dataclass(frozen=True)
@@ -268,8 +269,8 @@ def finish(
     return Finished(to_snapshot(row), row.open_calls)
 
 
-def ask(connection: Connection, claimed: ClaimedCall, asked: Question, *, event: NewEvent) -> None:
-    """Put a call of a batch before a person; its lane is free.
+def ask(connection: Connection, claimed: ClaimedCall, asked: Question, *, event: NewEvent) -> Snapshot:
+    """Put a call of a batch before a person; its lane is free. The answer is how the run stands then.
 
     Raises LeaseLost or CancelRequested; the caller's transaction writes nothing then.
     """
@@ -284,16 +285,18 @@ def ask(connection: Connection, claimed: ClaimedCall, asked: Question, *, event:
         raise LeaseLost(f"run {ref.run_id}: call {ref.index} of turn {ref.turn} belongs to another process or is done")
     commits.ask(connection, claimed.snapshot, replace(claimed.call, status="asked"), asked)
     journal.add(connection, row.number, row.event_count, [event])
+    return replace(claimed.snapshot, status=row.status, has_place=row.has_place)
 
 
 def restart(connection: Connection, snapshot: Snapshot, call: OpenCall, *, patience_secs: float) -> CallMessage | None:
-    """Let a call that a person was asked about run again; None when it has to wait for a lane."""
+    """Let a call that a person was asked about run again; None when it has to wait."""
     where = {"run_id": snapshot.run_id, "turn": snapshot.turn, "index": call.index}
-    row = connection.execute(_RESTART, where | {"patience_secs": patience_secs}).one()
+    lanes = MAX_LANES if snapshot.concurrency_key is None or snapshot.has_place else 0
+    row = connection.execute(_RESTART, where | {"patience_secs": patience_secs, "lanes": lanes}).one()
     connection.execute(_RESUME_RUN, {"run_id": snapshot.run_id})
     if row.status == "pending":
         return None
-    return CallMessage(snapshot.run_id, snapshot.seq, call.index, row.queue, row.timeout_secs)
+    return CallMessage(snapshot.run_id, snapshot.seq, call.index, row.queue, row.timeout_secs, snapshot.priority)
 
 
 def with_calls(connection: Connection, snapshot: Snapshot) -> Snapshot:
@@ -311,9 +314,9 @@ def announce_next(connection: Connection, snapshot: Snapshot, *, patience_secs: 
     """Put the next pending call on the lane that has become free; None when there is none."""
     values = {"run_id": snapshot.run_id, "turn": snapshot.turn, "patience_secs": patience_secs}
     row = connection.execute(_ANNOUNCE_NEXT, values).first()
-    return (
-        None if row is None else CallMessage(snapshot.run_id, snapshot.seq, row.call_index, row.queue, row.timeout_secs)
-    )
+    if row is None:
+        return None
+    return CallMessage(snapshot.run_id, snapshot.seq, row.call_index, row.queue, row.timeout_secs, snapshot.priority)
 
 
 def take_next(connection: Connection, snapshot: Snapshot, lane: Lane) -> ClaimedCall | None:

@@ -14,7 +14,7 @@ from agentq.run import OpenCall, Snapshot
 from agentq.storage import approvals, journal
 from agentq.storage.approvals import Question
 from agentq.storage.journal import NewEvent
-from agentq.storage.rows import COUNTS, dump, of_progress
+from agentq.storage.rows import COUNTS, began_at, dump, of_progress
 from agentq.storage.sql import Connection, text
 from agentq.storage.steps import BOUNDED, FIRST_PATIENCE, leased
 from agentq.values import replace
@@ -61,12 +61,12 @@ _UPDATE = f"""UPDATE agentq.runs SET
     message_count = :message_count, event_count = event_count + :events,
     reply = CASE WHEN :replied THEN event_count + :events ELSE reply END, on_unknown = :on_unknown,
     open_calls = :open_calls, asked_calls = :asked_calls, queue = :queue, timeout_secs = :timeout_secs,
-    deadline_at = CASE WHEN NOT :ended THEN created_at + make_interval(secs => :run_secs) END,
+    deadline_at = CASE WHEN NOT :ended THEN {began_at("runs")} + make_interval(secs => :run_secs) END,
     {", ".join(f"{name} = :{name}" for name in COUNTS)},{{then}}
 FROM bounded
 WHERE id = :run_id AND seq = :old_seq AND lease_token IS NOT DISTINCT FROM :token
     AND (:even_if_cancelled OR NOT cancel_requested) AND status NOT IN ('completed', 'failed', 'cancelled')
-RETURNING id, number, event_count, CAST(EXTRACT(epoch FROM now() - created_at) AS float) AS age_secs"""
+RETURNING id, number, event_count, CAST(EXTRACT(epoch FROM now() - {began_at("runs")}) AS float) AS age_secs"""
 _OPENED = """INSERT INTO agentq.tool_calls (run_id, turn, index, position, call_id, tool, kind, queue, timeout_secs,
                                        on_unknown, needs_approval, status, code)
     SELECT run.id, :turn, c.* FROM run, json_to_recordset(CAST(:opened AS json)) c (
@@ -239,6 +239,6 @@ def announce_first(connection: Connection, snapshot: Snapshot, *, patience_secs:
     values = {"run_id": snapshot.run_id, "turn": snapshot.turn, "patience_secs": patience_secs}
     rows = connection.execute(_ANNOUNCE_FIRST, values).all()
     return tuple(
-        CallMessage(snapshot.run_id, snapshot.seq, row.call_index, row.queue, row.timeout_secs)
+        CallMessage(snapshot.run_id, snapshot.seq, row.call_index, row.queue, row.timeout_secs, snapshot.priority)
         for row in sorted(rows, key=lambda row: row.call_index)
     )

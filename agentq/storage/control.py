@@ -7,7 +7,7 @@ from agentq.messages import ToolMessage, ToolResult
 from agentq.run import TERMINAL, OpenCall, Snapshot
 from agentq.storage import journal
 from agentq.storage.journal import NewEvent, Placed
-from agentq.storage.rows import SNAPSHOT_COLUMNS, of_progress, to_snapshot
+from agentq.storage.rows import SNAPSHOT_COLUMNS, began_at, of_progress, to_snapshot
 from agentq.storage.sql import Connection, text
 from agentq.storage.steps import BOUNDED, FIRST_PATIENCE, open_calls
 from agentq.wire import STEP_QUEUE, StepMessage
@@ -17,8 +17,8 @@ _LOCK = text(f"""
     SELECT {SNAPSHOT_COLUMNS}, lease_token IS NOT NULL AS at_work
     FROM bounded, agentq.runs WHERE id = :run_id FOR UPDATE OF runs
 """)
-_TIME_LIMIT = text("""
-    SELECT CAST(EXTRACT(epoch FROM deadline_at - created_at) AS float) FROM agentq.runs
+_TIME_LIMIT = text(f"""
+    SELECT CAST(EXTRACT(epoch FROM deadline_at - {began_at("runs")}) AS float) FROM agentq.runs
     WHERE id = :run_id AND deadline_at <= now()
 """)
 _ASK_CANCEL = text("UPDATE agentq.runs SET cancel_requested = true WHERE id = :run_id")
@@ -36,7 +36,7 @@ _REOPEN = text(f"""
         event_count = event_count + 1, queue = :queue, timeout_secs = NULL, on_unknown = NULL, open_calls = 0,
         asked_calls = 0, stop_reason = NULL, output = NULL, error = NULL, finished_at = NULL, cancel_requested = false,
         attempt = 0, due_at = now(), sweep_at = {FIRST_PATIENCE}, sweep_look_at = {FIRST_PATIENCE},
-        lease_look_at = {FIRST_PATIENCE}, deadline_at = created_at + make_interval(secs => :run_secs)
+        lease_look_at = {FIRST_PATIENCE}, deadline_at = {began_at("runs")} + make_interval(secs => :run_secs)
     WHERE id = :run_id AND seq = :seq - 1
     RETURNING number, event_count
 """)
@@ -101,7 +101,7 @@ def reopen(
     }
     row = connection.execute(_REOPEN, values).one()
     journal.add(connection, row.number, row.event_count, [event], said)
-    return StepMessage(after.run_id, after.seq)
+    return StepMessage(after.run_id, after.seq, priority=after.priority)
 
 
 def open_children(connection: Connection, run_id: str) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from functools import cache
+from typing import Any, Literal, Protocol
 
 from agentq.errors import RunFinishedError, ThreadBusyError
 from agentq.messages import UserMessage
@@ -10,52 +12,105 @@ from agentq.run import Progress
 from agentq.storage import journal
 from agentq.storage.journal import NewEvent
 from agentq.storage.rows import CallRef, dump, of_progress
-from agentq.storage.sql import Connection, text
+from agentq.storage.sql import Row, text
 from agentq.storage.steps import FIRST_PATIENCE
 from agentq.wire import STEP_QUEUE
 
+# Who has the run's first step begun: the caller of ``insert``, who sends the wake-up; a sweep, as soon as the run is
+# due; the line of its concurrency key, which the caller looks at; or a sweep after the commit of a transaction that is
+# not ours ("guest").
+Start = Literal["caller", "sweep", "line", "guest"]
+
 _COLUMNS = """id, agent, status, phase, seq, turn, depth, progress, context, tags, idempotency_key,
                                  thread_id, thread_position, parent_run_id, parent_turn, parent_index, message_count,
-                                 event_count, queue, due_at, sweep_at, sweep_look_at, lease_look_at, deadline_at"""
+                                 event_count, queue, priority, concurrency_key, concurrency_limit, has_place,
+                                 created_at, due_at, start_at, sweep_at, sweep_look_at, lease_look_at, deadline_at"""
+_KEY = "WHERE idempotency_key IS NOT NULL"
 # Only where there is a key: Postgres logs one record more for a row that might have met another.
-_OTHER = "ON CONFLICT (agent, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
-_INSERT, _INSERT_KEYED = (
-    text(f"""
-    WITH run AS (
-        INSERT INTO agentq.runs ({_COLUMNS})
-        VALUES (:id, :agent, 'queued', 'recall', 0, 0, :depth, :progress, :context, CAST(:tags AS jsonb),
-                :idempotency_key, :thread_id, :thread_position, :parent_run_id, :parent_turn, :parent_index, 1, 1,
-                -- Looked at for its lease before it has one, so that the first claim need not change that.
-                :queue, now(), {FIRST_PATIENCE}, {FIRST_PATIENCE}, {FIRST_PATIENCE},
-                now() + make_interval(secs => :run_secs))
-        {other}
-        RETURNING id, number, event_count
-    ), told AS (
-        {journal.ADD}
-    )
-    SELECT id FROM run
-""")
-    for other in ("", _OTHER)
-)
+_OTHER = f"ON CONFLICT (agent, idempotency_key) {_KEY} DO NOTHING"
+# Of what is due at once, what is more urgent is looked at before what came up to ten minutes earlier.
+_FIRST_LOOK = "make_interval(mins => :head_start)"
+
+
+def _later(now: str) -> str:
+    given = f"coalesce(CAST(:due_at AS timestamptz), {now} + make_interval(secs => CAST(:delay_secs AS float)))"
+    return f"greatest({now}, {given})"
+
+
+_NULL = "CAST(NULL AS timestamptz)"
+
+
+def _times(start: Start, *, later: bool, announced: str | None = None) -> str:
+    """The columns from has_place on. ``announced`` is the SQL for whether one of many is."""
+    # A guest's transaction may have begun long ago.
+    now = "statement_timestamp()" if start == "guest" else "now()"
+    due = _later(now) if later else now
+    first_look = due if later else f"{due} - {_FIRST_LOOK}"
+    match start:
+        case "line":
+            looks = f"{_NULL}, {_NULL}, {_NULL}"
+        case "sweep" | "guest":
+            looks = f"{due}, {first_look}, {_NULL}"
+        case "caller" if announced:
+            cases = f"CASE WHEN {announced} THEN {FIRST_PATIENCE} ELSE {{}} END"
+            looks = f"{cases.format(due)}, {cases.format(first_look)}, {_NULL}"
+        case "caller":
+            # Looked at for its lease before it has one, so that the first claim need not change that.
+            looks = f"{FIRST_PATIENCE}, {FIRST_PATIENCE}, {FIRST_PATIENCE}"
+    has_place = f"CAST({'false' if start == 'line' else 'NULL'} AS boolean)"
+    start_at = f"nullif({due}, {now})" if later else _NULL
+    return f"{has_place}, {now}, {due}, {start_at}, {looks}, {due} + make_interval(secs => :run_secs)"
+
+
+@cache
+def _insert(start: Start, *, later: bool, has_key: bool) -> bytes:
+    """Of the parts that a run needs."""
+    return text(f"""
+        WITH run AS (
+            INSERT INTO agentq.runs ({_COLUMNS})
+            VALUES (:id, :agent, 'queued', 'recall', 0, 0, :depth, :progress, :context, CAST(:tags AS jsonb),
+                    :idempotency_key, :thread_id, :thread_position, :parent_run_id, :parent_turn, :parent_index, 1, 1,
+                    :queue, :priority, :concurrency_key, :concurrency_limit, {_times(start, later=later)})
+            {_OTHER if has_key else ""}
+            RETURNING id, number, event_count
+        ), told AS (
+            {journal.ADD}
+        )
+        SELECT id FROM run
+    """)
+
+
 MANY = 10_000
-# Only the first are announced by who enqueues them: the sweep looks for the others at once.
-_MANY_AT = f"CASE WHEN n <= :announced THEN {FIRST_PATIENCE} ELSE now() END"
-_INSERT_MANY = text(f"""
-    WITH new AS MATERIALIZED (
-        SELECT r.id, r.said, r.n
-        FROM ROWS FROM (json_to_recordset(CAST(:runs AS json)) AS (id text, said text)) WITH ORDINALITY r (id, said, n)
-    ), run AS (
-        INSERT INTO agentq.runs ({_COLUMNS})
-        SELECT id, :agent, 'queued', 'recall', 0, 0, 0, :progress, :context, CAST(:tags AS jsonb), NULL, NULL, NULL,
-            NULL, NULL, NULL, 1, 1, :queue, now(),
-            {_MANY_AT}, {_MANY_AT}, NULL, now() + make_interval(secs => :run_secs)
-        FROM new
-        RETURNING id, number
-    )
-    INSERT INTO agentq.journal (run, number, events, messages)
-    SELECT run.number, 1, :happened, new.said FROM run JOIN new USING (id)
-""")
+
+
+@cache
+def _insert_many(start: Start, *, later: bool, has_key: bool) -> bytes:
+    """Only the first are announced by who enqueues them: the sweep looks for the others at once."""
+    told = """INSERT INTO agentq.journal (run, number, events, messages)
+        SELECT run.number, 1, :happened, new.said FROM run JOIN new USING (id)"""
+    return text(f"""
+        WITH new AS MATERIALIZED (
+            SELECT r.id, r.said, r.key, r.n
+            FROM ROWS FROM (json_to_recordset(CAST(:runs AS json)) AS (id text, said text, key text))
+                WITH ORDINALITY r (id, said, key, n)
+        ), run AS (
+            INSERT INTO agentq.runs ({_COLUMNS})
+            SELECT id, :agent, 'queued', 'recall', 0, 0, 0, :progress, :context, CAST(:tags AS jsonb), key, NULL, NULL,
+                NULL, NULL, NULL, 1, 1, :queue, CAST(:priority AS smallint), CAST(:concurrency_key AS text),
+                CAST(:concurrency_limit AS integer), {_times(start, later=later, announced="n <= :announced")}
+            -- Who gives the same keys at the same time does so in the same order.
+            FROM new {"ORDER BY key, n" if has_key else ""}
+            {_OTHER if has_key else ""}
+            RETURNING id, number
+        ){f", told AS ({told}) SELECT id FROM run" if has_key else told}
+    """)
+
+
 _SAME_KEY = text("SELECT id FROM agentq.runs WHERE agent = :agent AND idempotency_key = :key")
+_SAME_KEYS = text(f"""
+    SELECT idempotency_key AS key, id FROM agentq.runs
+    {_KEY} AND agent = :agent AND idempotency_key IN (SELECT json_array_elements_text(CAST(:keys AS json)))
+""")
 _THREAD = text("INSERT INTO agentq.threads (id) VALUES (:id) ON CONFLICT DO NOTHING")
 _LOCK_THREAD = text("SELECT 1 FROM agentq.threads WHERE id = :id FOR UPDATE")
 _LATEST = text("""
@@ -64,9 +119,27 @@ _LATEST = text("""
 """)
 
 
+class Found(Protocol):
+    """The rows that a statement brought; their columns are their attributes."""
+
+    def first(self) -> Row | None: ...
+    def scalar(self) -> Any: ...
+    def all(self) -> Sequence[Row]: ...
+
+
+class Writer(Protocol):
+    """A connection, be it ours or the caller's."""
+
+    def execute(self, statement: bytes, values: Mapping[str, Any], /) -> Found: ...
+    def first(self, statement: bytes, values: Mapping[str, Any], /) -> Row | None: ...
+
+
 @dataclass(frozen=True)
 class NewRun:
-    """What a producer asks for. ``tags`` are searchable; ``context`` is handed to tools."""
+    """What a producer asks for. ``tags`` are searchable; ``context`` is handed to tools.
+
+    It is due after ``delay_secs``, or at the time ``due_at``, or at once. ``priority`` is a rank: see wire.py.
+    """
 
     id: str
     agent: str
@@ -80,13 +153,46 @@ class NewRun:
     parent: CallRef | None = None
     # The run's time limit as far as the producer knows it; a worker that has the agent may set it with the first step.
     run_secs: float | None = None
+    delay_secs: float | None = None
+    due_at: datetime | None = None
+    priority: int = 0
+    concurrency_key: str | None = None
+    concurrency_limit: int | None = None
+
+    @property
+    def is_for_later(self) -> bool:
+        return self.delay_secs is not None or self.due_at is not None
+
+    @property
+    def start(self) -> Start:
+        """Who has it begun when it is written in a transaction of ours."""
+        if self.is_for_later:
+            return "sweep"
+        return "caller" if self.concurrency_key is None else "line"
+
+    def _values(self) -> dict[str, Any]:
+        """What several runs may have in common."""
+        return {
+            "agent": self.agent,
+            "progress": of_progress(self.progress)["progress"],
+            "context": dump(self.context),
+            "tags": dump(self.tags),
+            "queue": STEP_QUEUE,
+            "run_secs": self.run_secs,
+            "delay_secs": self.delay_secs,
+            "due_at": None if self.due_at is None else self.due_at.isoformat(),
+            "priority": self.priority,
+            "head_start": 10 * (1 - self.priority),
+            "concurrency_key": self.concurrency_key,
+            "concurrency_limit": self.concurrency_limit,
+        }
 
 
-def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
+def insert(connection: Writer, new: NewRun, *, patience_secs: float, start: Start = "caller") -> str:
     """Write the run and return its id: an earlier run's id where agent and idempotency key are the same.
 
-    Needs a transaction only where the run is of a thread. Raises ThreadBusyError while another run of the thread has
-    not ended.
+    Needs a transaction only where the run is of a thread, or goes into a line. Raises ThreadBusyError while another run
+    of the thread has not ended.
     """
     position = None
     if new.thread_id is not None:
@@ -97,25 +203,20 @@ def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
             return same
         position = _next_position(connection, new.thread_id)
     parent = new.parent
-    values = {
+    values = new._values() | {
         "id": new.id,
-        "agent": new.agent,
         "depth": new.depth,
-        "progress": of_progress(new.progress)["progress"],
-        "context": dump(new.context),
-        "tags": dump(new.tags),
         "idempotency_key": new.idempotency_key,
         "thread_id": new.thread_id,
         "thread_position": position,
         "parent_run_id": parent.run_id if parent else None,
         "parent_turn": parent.turn if parent else None,
         "parent_index": parent.index if parent else None,
-        "queue": STEP_QUEUE,
         "patience_secs": patience_secs,
-        "run_secs": new.run_secs,
     }
     values |= _told(new)
-    if connection.first(_INSERT if new.idempotency_key is None else _INSERT_KEYED, values) is None:
+    statement = _insert(start, later=new.is_for_later, has_key=new.idempotency_key is not None)
+    if connection.first(statement, values) is None:
         same = _same(connection, new)
         if same is None:
             raise RunFinishedError(
@@ -125,38 +226,49 @@ def insert(connection: Connection, new: NewRun, *, patience_secs: float) -> str:
     return new.id
 
 
-def insert_many(connection: Connection, new: Sequence[NewRun], *, announced: int, patience_secs: float) -> None:
-    """Write runs that differ in nothing but id and text, and are of no thread and no parent; ten thousand a statement.
+def insert_many(
+    connection: Writer, new: Sequence[NewRun], *, announced: int, patience_secs: float, start: Start = "caller"
+) -> list[str]:
+    """Write runs that differ in nothing but id, text and idempotency key, and are of no thread and no parent.
 
-    The first ``announced`` are announced by the caller, the others by the sweep.
+    Ten thousand are one statement. The answer is their ids, in their order, with those of earlier runs where keys are
+    the same. The first ``announced`` are announced by the caller, the others by the sweep.
     """
     first = new[0]
-    values = {
-        "agent": first.agent,
-        "progress": of_progress(first.progress)["progress"],
-        "context": dump(first.context),
-        "tags": dump(first.tags),
-        "queue": STEP_QUEUE,
-        "patience_secs": patience_secs,
-        "run_secs": first.run_secs,
-        "happened": _told(first)["happened"],
-    }
-    for start in range(0, len(new), MANY):
-        some = new[start : start + MANY]
-        runs = [{"id": run.id, "said": _told(run)["said"]} for run in some]
-        connection.execute(_INSERT_MANY, values | {"runs": dump(runs), "announced": max(0, announced - start)})
+    has_key = any(run.idempotency_key is not None for run in new)
+    statement = _insert_many(start, later=first.is_for_later, has_key=has_key)
+    values = first._values() | {"patience_secs": patience_secs, "happened": _told(first)["happened"]}
+    ids: list[str] = []
+    for begin in range(0, len(new), MANY):
+        some = new[begin : begin + MANY]
+        runs = [{"id": run.id, "said": _told(run)["said"], "key": run.idempotency_key} for run in some]
+        found = connection.execute(statement, values | {"runs": dump(runs), "announced": max(0, announced - begin)})
+        written = {row.id for row in found.all()} if has_key else {run.id for run in some}
+        ids += _ids(connection, some, written)
+    return ids
+
+
+def _ids(connection: Writer, new: Sequence[NewRun], written: set[str]) -> list[str]:
+    others = [run.idempotency_key for run in new if run.id not in written]
+    if not others:
+        return [run.id for run in new]
+    found = connection.execute(_SAME_KEYS, {"agent": new[0].agent, "keys": dump(others)}).all()
+    same = {row.key: row.id for row in found}
+    if gone := set(others) - same.keys():
+        raise RunFinishedError(f"the run with idempotency key {gone.pop()!r} was deleted just now; try again")
+    return [run.id if run.id in written else same[run.idempotency_key] for run in new]
 
 
 def _told(new: NewRun) -> dict[str, Any]:
     return journal.entry([NewEvent("run.enqueued", {"agent": new.agent})], [(0, UserMessage(text=new.text))])
 
 
-def _same(connection: Connection, new: NewRun) -> str | None:
+def _same(connection: Writer, new: NewRun) -> str | None:
     same: str | None = connection.execute(_SAME_KEY, {"agent": new.agent, "key": new.idempotency_key}).scalar()
     return same
 
 
-def _next_position(connection: Connection, thread_id: str) -> int:
+def _next_position(connection: Writer, thread_id: str) -> int:
     latest = connection.execute(_LATEST, {"id": thread_id}).first()
     if latest is None:
         return 0

@@ -8,7 +8,7 @@ from uuid import UUID
 from agentq.errors import LeaseLost
 from agentq.storage.rows import CallRef, dump
 from agentq.storage.sql import Connection, text
-from agentq.storage.steps import IS_LOST, NO_FSYNC, Again, begun_at, leased, patience, swept
+from agentq.storage.steps import IS_LOST, MAY_BEGIN, NO_FSYNC, Again, begun_at, leased, patience, swept
 from agentq.wire import CallMessage, StepMessage
 
 # So many a round; those that are left over are only read once more.
@@ -61,7 +61,8 @@ _DUE = text(f"""
     (SELECT 'call', run_id, turn, index, status, true
      FROM agentq.tool_calls WHERE lease_until <= now() ORDER BY lease_until LIMIT :limit)
     UNION ALL
-    (SELECT 'run', id, 0, 0, status, false
+    (SELECT CASE WHEN {MAY_BEGIN} OR status IN ('completed', 'failed', 'cancelled') THEN 'run' ELSE 'line' END,
+        id, 0, 0, status, false
      FROM agentq.runs WHERE sweep_look_at <= now() AND sweep_at <= now() ORDER BY sweep_look_at LIMIT :limit)
     UNION ALL
     (SELECT 'call', run_id, turn, index, status, false
@@ -124,8 +125,9 @@ _REANNOUNCE_STEPS = text(f"""
     UPDATE agentq.runs SET {swept(patience("due_at"))}
     WHERE id IN (SELECT id FROM agentq.runs
                  WHERE id = ANY(:run_ids) AND sweep_at <= now() AND lease_token IS NULL AND due_at <= now()
+                    AND {MAY_BEGIN}
                  FOR UPDATE SKIP LOCKED)
-    RETURNING id, seq, queue, timeout_secs, cancel_requested
+    RETURNING id, seq, queue, timeout_secs, cancel_requested, priority
 """)
 _REANNOUNCE_CALL = text(f"""
     UPDATE agentq.tool_calls c SET
@@ -135,7 +137,7 @@ _REANNOUNCE_CALL = text(f"""
         SELECT run_id, turn, index FROM agentq.tool_calls
         WHERE run_id = :run_id AND turn = :turn AND index = :index AND sweep_at <= now() AND status = 'announced'
         FOR UPDATE SKIP LOCKED)
-    RETURNING c.run_id, r.seq, c.index AS call_index, c.queue, c.timeout_secs, r.cancel_requested
+    RETURNING c.run_id, r.seq, c.index AS call_index, c.queue, c.timeout_secs, r.cancel_requested, r.priority
 """)
 _FORGET_CALL = text("""
     UPDATE agentq.tool_calls SET sweep_at = NULL
@@ -194,11 +196,12 @@ def renew(connection: Connection, held: dict[UUID, str], *, lease_secs: float) -
 class Due:
     """Something the sweep has to look at; ``turn`` and ``index`` are a call's, and 0 for a step.
 
-    "late": the run's time limit is over. "undecided": nobody has decided on a call in time.
-    "fading": a lease that its process should have renewed, but did not.
+    "line": it is due, and has to stand in the line of its concurrency key. "late": the run's time limit is over.
+    "undecided": nobody has decided on a call in time. "fading": a lease that its process should have renewed, but did
+    not.
     """
 
-    kind: Literal["run", "call", "late", "undecided", "fading"]
+    kind: Literal["run", "call", "line", "late", "undecided", "fading"]
     run_id: str
     turn: int
     index: int
@@ -260,7 +263,7 @@ def reannounce_steps(connection: Connection, run_ids: Sequence[str], *, patience
     return {
         row.id: Again(is_cancelled=True)
         if row.cancel_requested
-        else Again(StepMessage(row.id, row.seq, row.queue, row.timeout_secs))
+        else Again(StepMessage(row.id, row.seq, row.queue, row.timeout_secs, row.priority))
         for row in rows
     }
 
@@ -273,7 +276,7 @@ def reannounce_call(connection: Connection, ref: CallRef, *, patience_secs: floa
         return Again()
     if row.cancel_requested:
         return Again(is_cancelled=True)
-    return Again(CallMessage(row.run_id, row.seq, row.call_index, row.queue, row.timeout_secs))
+    return Again(CallMessage(row.run_id, row.seq, row.call_index, row.queue, row.timeout_secs, row.priority))
 
 
 def hasten_steps(connection: Connection, run_ids: Sequence[str]) -> None:

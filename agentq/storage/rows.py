@@ -13,21 +13,27 @@ from agentq.messages import AssistantMessage, Usage, load_messages
 from agentq.run import OpenCall, Progress, Run, Snapshot, dump_progress, load_progress
 from agentq.storage.sql import Row
 from agentq.values import replace
+from agentq.wire import PRIORITIES
 
 _USAGE = tuple(Usage.model_fields)
 # The part of Progress that has columns.
 COUNTS = ("model_calls", "tool_calls", *_USAGE)
 _SNAPSHOT = (
     "id, agent, status, phase, seq, turn, depth, progress, context, message_count, event_count, "
-    f"cancel_requested, thread_id, {', '.join(COUNTS)}"
+    f"cancel_requested, thread_id, priority, concurrency_key, has_place, {', '.join(COUNTS)}"
 )
+
+
+def began_at(table: str) -> str:
+    """The SQL for when a run's time began: when it was enqueued, or the time it was enqueued for."""
+    return f"coalesce({table}.start_at, {table}.created_at)"
 
 
 def snapshot_columns(table: str) -> str:
     """Columns that make a Snapshot, of ``table`` (its alias in the statement)."""
     named = ", ".join(f"{table}.{name}" for name in _SNAPSHOT.split(", "))
     single = f"{table}.on_unknown IS NOT NULL AS is_single"
-    return f"{named}, {single}, EXTRACT(epoch FROM now() - {table}.created_at) AS age_secs"
+    return f"{named}, {single}, EXTRACT(epoch FROM now() - {began_at(table)}) AS age_secs"
 
 
 # Every statement that loads one returns these.
@@ -96,6 +102,9 @@ def to_snapshot(row: Row, calls: tuple[OpenCall, ...] = ()) -> Snapshot:
         thread_id=row.thread_id,
         context=json.loads(row.context),
         age_secs=float(row.age_secs),
+        priority=row.priority,
+        concurrency_key=row.concurrency_key,
+        has_place=row.has_place,
     )
     # A step that runs its only call itself counts the attempts for it.
     return snapshot.begin() if row.attempt > 0 else snapshot
@@ -202,4 +211,10 @@ def to_run(row: Row, text: str | None = None) -> Run:
         usage=_to_usage(row),
         model_calls=row.model_calls,
         tool_calls=row.tool_calls,
+        start_at=row.start_at,
+        # A later release may know more of them.
+        priority=PRIORITIES.get(row.priority, "normal"),
+        concurrency_key=row.concurrency_key,
+        concurrency_limit=row.concurrency_limit,
+        has_place=row.has_place,
     )

@@ -12,6 +12,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     PrimaryKeyConstraint,
+    SmallInteger,
     Table,
     Text,
     Uuid,
@@ -99,6 +100,13 @@ runs = Table(
     Column("reasoning_tokens", BigInteger),
     # So many of its messages are left in its thread; NULL where all are, and nobody has cut it.
     Column("kept", Integer),
+    # What it was enqueued with, where that was not as usual: for when, and before which others (-1 high, 1 low).
+    Column("start_at", _TIME),
+    Column("priority", SmallInteger, nullable=False, server_default="0"),
+    # See agentq/storage/line.py: true for a run that has one of its key's places, false for one in the line for it.
+    Column("concurrency_key", Text),
+    Column("concurrency_limit", Integer),
+    Column("has_place", Boolean),
     ForeignKeyConstraint(["thread_id"], [f"{SCHEMA}.threads.id"]),
     Index(
         "runs_of_key",
@@ -118,6 +126,8 @@ runs = Table(
     Index("runs_sweep_look_at", "sweep_look_at", postgresql_where=text("sweep_look_at IS NOT NULL")),
     Index("runs_deadline_at", "deadline_at", postgresql_where=text("deadline_at IS NOT NULL")),
     Index("runs_parent", "parent_run_id", postgresql_where=text("parent_run_id IS NOT NULL")),
+    Index("runs_at_work", "concurrency_key", postgresql_where=text("has_place")),
+    Index("runs_in_line", "concurrency_key", "priority", "number", postgresql_where=text("NOT has_place")),
     Index("runs_tags", "tags", postgresql_using="gin", postgresql_where=text("tags <> '{}'::jsonb")),
 )
 

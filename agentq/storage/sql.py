@@ -42,6 +42,13 @@ def _numbered(statement: bytes) -> tuple[bytes, tuple[str, ...]]:
     return _PLACE.sub(lambda found: place[found[1]], statement).replace(b"%%", b"%"), names
 
 
+@cache
+def named(statement: bytes) -> tuple[str, tuple[str, ...]]:
+    """A statement of ``text`` with ``:name`` for its values, as SQLAlchemy takes it, and their names."""
+    names = tuple(dict.fromkeys(name.decode() for name in _PLACE.findall(statement)))
+    return _PLACE.sub(rb":\1", statement).replace(b"%%", b"%").decode(), names
+
+
 class _Sent(dict[type, Callable[[Any], bytes | None]]):
     """By its type, how a value is made the text whose type is the server's to tell."""
 

@@ -43,6 +43,10 @@ FIRST_PATIENCE = "now() + make_interval(secs => :patience_secs)"
 # moves those on that it has looked at in vain.
 
 
+# A run with a concurrency key needs one of its places: see line.py.
+MAY_BEGIN = "(concurrency_key IS NULL OR has_place)"
+
+
 def leased(until: str) -> str:
     """The SQL that sets the end of a run's lease."""
     return f"lease_until = {until}, lease_look_at = least(lease_look_at, {until})"
@@ -95,6 +99,7 @@ _CLAIM = text(f"""
         sweep_at = NULL, attempt = attempt + 1, claimed_at = now(), status = 'running'
     FROM fast
     WHERE id = :run_id AND seq = :seq AND lease_token IS NULL AND due_at <= now() AND NOT cancel_requested
+        AND {MAY_BEGIN}
     RETURNING {SNAPSHOT_COLUMNS}, worker, due_at <= {FORGOT_AT} AS forgotten, false AS overdue, {_CALLS}
 """)
 _TAKE_OVER = text(f"""
@@ -118,7 +123,7 @@ _RELEASE = text(f"""
         status = CASE WHEN seq = 0 THEN 'queued' ELSE status END,
         attempt = attempt - :forgive, event_count = event_count + :events
     WHERE id = :run_id AND seq = :seq AND lease_token = :token
-    RETURNING number, queue, timeout_secs, event_count, cancel_requested
+    RETURNING number, queue, timeout_secs, event_count, cancel_requested, priority
 """)
 _OPEN_CALLS = text(f"SELECT {_CALLS} FROM agentq.runs WHERE id = :run_id")
 _MESSAGES = text(f"""
@@ -189,7 +194,7 @@ def release(
         journal.add(connection, row.number, row.event_count, events)
     if row.cancel_requested:
         return Again(is_cancelled=True)
-    wake_up = StepMessage(claim.run_id, claim.seq, row.queue, row.timeout_secs)
+    wake_up = StepMessage(claim.run_id, claim.seq, row.queue, row.timeout_secs, row.priority)
     return Again(wake_up if delay_secs == 0 else None)
 
 

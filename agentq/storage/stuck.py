@@ -16,13 +16,16 @@ PATIENCE_SECS = 120.0
 _STUCK = text(f"""
     WITH idle AS (
         SELECT id, agent, status, phase, turn, open_calls, lease_token, due_at, sweep_at,
-            {updated_at("runs")} AS updated_at
+            {updated_at("runs")} AS updated_at, concurrency_key, has_place
         FROM agentq.runs
         WHERE status NOT IN ('completed', 'failed', 'cancelled') AND lease_until IS NULL
             AND NOT (status <> 'waiting' AND lease_token IS NULL AND due_at IS NOT NULL AND sweep_at IS NOT NULL)
     ), found AS (
         SELECT r.*, c.is_endless, CASE
             WHEN r.lease_token IS NOT NULL THEN 'endless_lease'
+            WHEN r.has_place IS FALSE THEN CASE WHEN NOT EXISTS (
+                SELECT 1 FROM agentq.runs w WHERE w.concurrency_key = r.concurrency_key AND w.has_place)
+                THEN 'line_stands' END
             WHEN r.status = 'waiting' THEN CASE WHEN NOT EXISTS (
                 SELECT 1 FROM agentq.approvals a
                 WHERE a.run_id = r.id AND a.turn = r.turn AND a.status = 'pending') THEN 'nobody_asked' END
@@ -59,7 +62,8 @@ _STUCK = text(f"""
 # step off again and again, so that the last commit says better since when it waits.
 _OVERDUE = text(f"""
     WITH work (id, agent, queue, since) AS (
-        SELECT id, agent, queue, coalesce(lease_until, least(due_at, {updated_at("runs")})) FROM agentq.runs
+        SELECT id, agent, queue, coalesce(lease_until, greatest(start_at, least(due_at, {updated_at("runs")})))
+        FROM agentq.runs
         WHERE status NOT IN ('completed', 'failed', 'cancelled') AND (
             lease_until <= now()
             OR lease_until IS NULL AND sweep_at IS NOT NULL AND due_at < now() + interval '15 s')
@@ -73,6 +77,26 @@ _OVERDUE = text(f"""
     FROM work WHERE since < now() - make_interval(secs => :patience_secs)
     GROUP BY agent, queue ORDER BY min(since)
 """)
+
+
+# What waits by itself, and is as it should be. The open runs are few beside those that have ended.
+_LATER = text("""
+    SELECT count(*) FILTER (WHERE due_at > now()) AS later, min(due_at) FILTER (WHERE due_at > now()) AS first_at,
+        count(*) FILTER (WHERE has_place IS FALSE) AS in_line,
+        count(DISTINCT concurrency_key) FILTER (WHERE has_place IS FALSE) AS keys
+    FROM agentq.runs
+    WHERE has_place IS FALSE OR status = 'queued' AND start_at > now()
+""")
+
+
+@dataclass(frozen=True)
+class Later:
+    """Runs that were enqueued for ``later``, and those ``in_line`` of so many concurrency keys."""
+
+    later: int
+    first_at: datetime | None
+    in_line: int
+    keys: int
 
 
 @dataclass(frozen=True)
@@ -102,6 +126,10 @@ class Overdue:
 def stuck(connection: Connection) -> list[Stuck]:
     """The oldest first."""
     return [Stuck(**row._asdict()) for row in connection.execute(_STUCK)]
+
+
+def later(connection: Connection) -> Later:
+    return Later(**connection.execute(_LATER).one()._asdict())
 
 
 def overdue(connection: Connection, *, prefix: str) -> list[Overdue]:

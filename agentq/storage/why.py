@@ -26,6 +26,7 @@ _TREE = text(f"""
         to_jsonb(r) - CAST('{{progress,context,output,tags}}' AS text[]) || jsonb_build_object(
             'updated_at', {updated_at("r")},
             'claimed_at', greatest(r.claimed_at, {updated_at("r")}),
+            'at_work', (SELECT count(*) FROM agentq.runs w WHERE w.concurrency_key = r.concurrency_key AND w.has_place),
             'calls', CASE WHEN r.on_unknown IS NULL THEN (
                 SELECT coalesce(jsonb_agg(to_jsonb(c) ORDER BY c.index), '[]') FROM agentq.tool_calls c
                 WHERE c.run_id = r.id AND c.turn = r.turn)

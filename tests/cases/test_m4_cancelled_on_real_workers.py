@@ -26,7 +26,7 @@ CANCELLED = {
 def waits_in_broker(fleet: Fleet) -> list[str]:
     """What is in the queues, or with a worker and not acknowledged."""
     with redis.Redis.from_url(fleet.broker_url) as client:
-        queues = [name for name in (fleet.queue, f"{fleet.queue}.tools") if client.llen(name)]
+        queues = client.keys(f"{fleet.queue}*")
         return queues + [name for name in ("unacked", "unacked_index") if client.exists(name)]
 
 

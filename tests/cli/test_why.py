@@ -98,7 +98,7 @@ def test_the_doctor_tells_runs_without_a_worker_apart_and_they_are_no_failure(
 ) -> None:
     run_id = situations.queued_without_workers(stage).id
     assert installation("doctor", "--stuck").out.splitlines() == [
-        "OK    stuck       every open run has a live lease, a due time, or a person it waits for"
+        "OK    stuck       every open run has a live lease, a due time, a turn it waits for, or a person"
     ]
     stage.drain.age(300, past_a_crash=True)
     done = installation("doctor", "--stuck")

@@ -143,6 +143,7 @@ class Watch:
         for run in runs.values():
             self._check(run)
         _one_open_run_a_thread(runs.values())
+        _keys_are_neither_crowded_nor_standing(runs.values())
         self._seen = runs
 
     def _check(self, run: RunRows) -> None:
@@ -356,9 +357,27 @@ def _the_end_is_tidy(run: RunRows) -> None:
     assert told or row.status == "completed" or row.sweep_at is not None, "children are left behind"
 
 
+def _keys_are_neither_crowded_nor_standing(runs: Iterable[RunRows]) -> None:
+    of_keys: dict[str, list[Row]] = defaultdict(list)
+    for run in runs:
+        if run.row.concurrency_key is not None:
+            of_keys[run.row.concurrency_key].append(run.row)
+    for key, rows in of_keys.items():
+        at_work = sum(row.has_place is True for row in rows)
+        # The tests give a key one limit.
+        (limit,) = {row.concurrency_limit for row in rows}
+        assert at_work <= limit, f"{at_work} runs of {key} are at work"
+        assert at_work == limit or all(row.has_place is not False for row in rows), f"the line of {key} stands"
+        assert all(row.has_place for row in rows if row.lease_token is not None), "a run works without a place"
+
+
 def _somebody_sees_to(run: RunRows) -> None:
-    """A lease, a due time, or a named person: for the run, or for each call that is out."""
+    """A lease, a due time, a line or a named person: for the run, or for each call that is out."""
     row = run.row
+    if row.has_place is False:
+        assert (row.lease_until, row.sweep_at, row.sweep_look_at) == (None, None, None), "one in line is looked at"
+        assert not _out(run), "calls of one in line are out"
+        return
     for until, look in ((row.lease_until, row.lease_look_at), (row.sweep_at, row.sweep_look_at)):
         assert until is None or (look is not None and look <= until + _ROUNDING), "the sweep looks too late"
     if row.status == "waiting":

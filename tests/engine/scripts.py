@@ -48,7 +48,8 @@ Turn = str | tuple[str, ...]
 class Definition:
     """An agent to be made. Each turn is a word or the names to call; after the last one it answers "done".
 
-    ``child`` is the script of its sub-agent (None: it has none); ``fails`` lets a tool's exception end the run.
+    ``child`` is the script of its sub-agent (None: it has none); ``fails`` lets a tool's exception end the run;
+    ``places`` is how many runs of its concurrency key may be at work (0: it has none), ``delay_secs`` when it begins.
     """
 
     turns: tuple[Turn, ...]
@@ -57,6 +58,8 @@ class Definition:
     recalls: bool = False
     fails: bool = False
     on_thread: bool = False
+    places: int = 0
+    delay_secs: int = 0
 
 
 class Reality:

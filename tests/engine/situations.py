@@ -149,6 +149,20 @@ def queued_where_nobody_consumes(stage: Stage) -> Handle:
     return stage.start(agent("hello"))
 
 
+def for_later(stage: Stage) -> Handle:
+    stage.worker()
+    stage.drain = Drain(stage.database, test := agent("hello"))
+    return stage.drain.enqueue(test, delay_secs=7200)
+
+
+def in_line(stage: Stage) -> Handle:
+    stage.worker()
+    stage.drain = Drain(stage.database, test := agent("hello"))
+    first, second = (stage.drain.enqueue(test, concurrency_key="k", concurrency_limit=1) for _ in range(2))
+    assert first.run().has_place
+    return second
+
+
 def agent_nobody_has(stage: Stage) -> Handle:
     stage.worker(agents=("other",))
     handle = stage.start(agent("hello"))
@@ -309,6 +323,8 @@ SITUATIONS = (
     Situation(
         queued_where_nobody_consumes, (("worker", ("queue agentq: no running worker consumes it", "agentq worker")),)
     ),
+    Situation(for_later, (("time", ("the time it was enqueued for", "begins it then")),)),
+    Situation(in_line, (("line", ("its turn of key 'k' (1 at work)", "the end of one of these")),)),
     Situation(agent_nobody_has, (("worker", ("has agent 'test'", "agentq worker --agents")),)),
     Situation(model_call, (("step", ("the recall or model call, which worker drain is at", "see to it")),)),
     Situation(model_call_to_be_cancelled, (("step", ("ends the run as cancelled",)),)),

@@ -2,8 +2,7 @@
 
 import pytest
 
-from agentq import Agent, ConfigError, UserMessage
-from agentq import client as client_module
+from agentq import Agent, ConfigError, UserMessage, intake
 from agentq.messages import AssistantMessage
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Scripted
@@ -39,7 +38,7 @@ def test_each_text_is_a_run_of_its_own_in_their_order(database: Database) -> Non
 def test_what_is_not_announced_at_once_is_announced_by_the_next_sweep(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "ANNOUNCED", 2)
+    monkeypatch.setattr(intake, "ANNOUNCED", 2)
     monkeypatch.setattr(enqueue, "MANY", 3)
     drain = Drain(database, ECHO)
     handles = drain.client.enqueue_many("echo", [f"run {n}" for n in range(7)])

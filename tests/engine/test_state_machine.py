@@ -72,6 +72,8 @@ DEFINITION = st.builds(
     recalls=st.booleans(),
     fails=st.booleans(),
     on_thread=st.booleans(),
+    places=st.sampled_from([0, 1, 1, 2]),
+    delay_secs=st.sampled_from([0, 0, 0, 30]),
 )
 
 ASK = st.builds(w.Ask, DEFINITION)

@@ -125,6 +125,12 @@ class _Delivery:
     stalled: bool = False
 
 
+def _options(definition: Definition) -> dict[str, Any]:
+    places = definition.places
+    key = {"concurrency_key": f"{places} at once", "concurrency_limit": places} if places else {}
+    return {"delay_secs": definition.delay_secs, "priority": "high" if places > 1 else "normal", **key}
+
+
 class World:
     """``perform`` lets something happen, ``check`` says what of it must not be."""
 
@@ -204,7 +210,9 @@ class World:
         open_run = "select 1 from agentq.runs where thread_id = %s and status in ('queued', 'running', 'waiting')"
         is_busy = bool(self._ids(open_run, thread)) and not same
         try:
-            handle = self._workers[0].client.enqueue(name, "go", thread=thread, idempotency_key=key)
+            handle = self._workers[0].client.enqueue(
+                name, "go", thread=thread, idempotency_key=key, **_options(ask.definition)
+            )
         except ThreadBusyError:
             # In the middle of it, somebody else may have been faster.
             assert is_busy or not calm, "a thread was refused that is free"

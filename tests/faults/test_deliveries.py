@@ -45,7 +45,7 @@ def test_a_tool_longer_than_the_visibility_timeout_runs_once(
     # Warm: the call in it goes on. Another takes what Redis gives back meanwhile.
     tools.process.terminate()
     fleet.start("tools", concurrency=4)
-    eventually(lambda: own_redis.client().llen(f"{fleet.queue}.tools") == 0, what="all copies taken")
+    eventually(lambda: own_redis.client().llen(f"{fleet.queue}.tools\x06\x163") == 0, what="all copies taken")
     assert tools.process.poll() is None, "the call was to run on"
     fleet.complete([handle], within=40)
     assert {call["pid"] for call in fleet.calls("begin")} == {call["pid"] for call in fleet.calls("end")}

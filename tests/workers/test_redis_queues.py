@@ -15,11 +15,19 @@ from agentq import producer
 from agentq.errors import UnavailableError
 from agentq.ids import new_id
 from agentq.producer import CeleryDispatcher, make_app
-from agentq.wire import CallMessage, StepMessage
+from agentq.wire import RANKS, CallMessage, StepMessage
 from tests.servers import Redis, running
 
 STEP = StepMessage(new_id("run"), 7)
-WAKE_UPS = [STEP, StepMessage(new_id("run"), 0, "slow", 12.5), CallMessage(new_id("run"), 3, 1, "agentq.tools", 60.0)]
+WAKE_UPS = [
+    STEP,
+    StepMessage(new_id("run"), 0, "slow", 12.5),
+    CallMessage(new_id("run"), 3, 1, "agentq.tools", 60.0),
+    StepMessage(new_id("run"), 7, priority=RANKS["high"]),
+    CallMessage(new_id("run"), 3, 1, "agentq.tools", 60.0, priority=RANKS["low"]),
+]
+# The lists that kombu polls for a queue, in its order.
+STEPS = ("", "\x06\x163", "\x06\x166", "\x06\x169")
 
 
 def make_dispatcher(url: str) -> CeleryDispatcher:
@@ -29,8 +37,9 @@ def make_dispatcher(url: str) -> CeleryDispatcher:
 def take(url: str, queue: str) -> list[dict[str, Any]]:
     """The messages of a queue, oldest first, each with its body read and without what is new in every message."""
     with redis.Redis.from_url(url) as client:
-        messages = [json.loads(message) for message in reversed(client.lrange(queue, 0, -1))]
-        client.delete(queue)
+        found = {step: client.lrange(queue + step, 0, -1) for step in STEPS}
+        client.delete(*(queue + step for step in STEPS))
+    messages = [json.loads(message) | {"list": step} for step in STEPS for message in reversed(found[step])]
     for message in messages:
         message["body"] = json.loads(b64decode(message["body"]))
         ids = [message["headers"].pop("id"), message["headers"].pop("root_id")]
@@ -39,7 +48,7 @@ def take(url: str, queue: str) -> list[dict[str, Any]]:
     return messages
 
 
-@pytest.mark.parametrize("wake_up", WAKE_UPS, ids=["step", "step with a tool", "call"])
+@pytest.mark.parametrize("wake_up", WAKE_UPS, ids=["step", "step with a tool", "call", "high", "low"])
 def test_a_message_is_kombus_own_field_for_field(
     redis_url: str, wake_up: StepMessage | CallMessage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,6 +59,13 @@ def test_a_message_is_kombus_own_field_for_field(
     (usual,) = take(redis_url, wake_up.queue)
     assert quick == usual
     assert list(quick) == list(usual)
+
+
+def test_what_is_more_urgent_is_polled_first(redis_url: str) -> None:
+    dispatcher = make_dispatcher(redis_url)
+    for number, priority in enumerate(("low", "normal", "high", "normal", "high", "low")):
+        dispatcher.send(StepMessage("run_x", number, priority=RANKS[priority]))  # type: ignore[index]
+    assert [message["body"][0][1] for message in take(redis_url, STEP.queue)] == [2, 4, 1, 3, 0, 5]
 
 
 def test_a_connection_that_was_cut_is_opened_again(redis_url: str) -> None:

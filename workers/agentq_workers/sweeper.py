@@ -77,6 +77,7 @@ class Sweeper:
                 recovery.sweep(self._runtime.sweeping, mine=mine, spare_leases=spares, hung=self._end)
                 spared_secs = spared_secs + period if spares else 0.0
                 if time.monotonic() - seen > SEEN_SECS:
+                    recovery.let_in_all(self._runtime.sweeping)
                     self._say_alive()
                     seen = time.monotonic()
             except AgentqError as error:
