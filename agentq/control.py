@@ -85,7 +85,7 @@ class Control:
         wake_ups, after = [], snapshot
         for call, result in answered:
             if not after.is_terminal:
-                more, after = self.saver.settle_asked(connection, snapshot, call, result)
+                more, after = self.saver.settle_asked(connection, after, call, result)
                 wake_ups += more
         return after, wake_ups
 

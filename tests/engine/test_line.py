@@ -11,7 +11,7 @@ from unittest.mock import patch
 import psycopg
 import pytest
 
-from agentq import Agent, Handle, LimitExceededError, RunCancelledError, tool
+from agentq import Agent, Handle, LimitExceededError, RunCancelledError, Settle, tool
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Scripted
 from agentq.recovery import let_in_all
@@ -296,6 +296,50 @@ def test_a_run_that_waits_for_its_sub_agent_or_a_retry_holds_its_place(database:
     assert places(first, second) == [True, False]
     drain.work()
     assert [handle.status() for handle in (first, second)] == ["completed"] * 2
+
+
+def test_a_run_that_is_retried_takes_its_turn(database: Database) -> None:
+    drain = Drain(database, TEST)
+    first, second = drain.enqueue(TEST, **ONE), drain.enqueue(TEST, **ONE)
+    first.cancel()
+    assert places(first, second) == [None, True]
+    first.retry()
+    assert places(first, second) == [False, True]
+    drain.work()
+    assert [handle.status() for handle in (first, second)] == ["completed"] * 2
+    assert woken(drain)[-1] == first.id
+
+
+def test_a_run_that_a_rewind_ends_gives_its_place_to_the_next(drain: Drain) -> None:
+    first, second = drain.enqueue(TEST, **ONE, thread="t"), drain.enqueue(TEST, **ONE)
+    drain.client.thread("t").rewind(0)
+    assert (first.status(), places(second)) == ("cancelled", [True])
+    assert woken(drain) == [first.id, second.id]
+
+
+def test_calls_that_go_on_together_are_all_out_at_once(database: Database) -> None:
+    """Where one decision for all of them lets the run in again."""
+    died: list[int] = []
+
+    def probe(point: str, phase: str) -> None:
+        if (point, phase) == ("effect", "call") and len(died) < 3:
+            died.append(1)
+            raise Died
+
+    test = Agent("pays", model=Scripted([acts(3, "pay"), "done"]), tools=[pay])
+    drain = Drain(database, test, probe=probe)
+    pays = drain.enqueue(test, **ONE)
+    while pays.status() != "waiting":
+        with suppress(Died):
+            drain.work()
+        drain.age(20)
+        drain.sweep()
+    assert places(pays) == [None]
+    before = len(drain.sent)
+    pays.decide({f"call_{n}": Settle(False) for n in range(3)})
+    assert sorted(one.index for one in drain.sent[before:] if isinstance(one, CallMessage)) == [0, 1, 2]
+    drain.work()
+    assert pays.status() == "completed"
 
 
 def test_a_run_for_later_takes_a_place_when_it_is_due(drain: Drain) -> None:

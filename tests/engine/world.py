@@ -346,6 +346,8 @@ class World:
         for _ in range(rounds):
             while self.waiting:
                 self.perform(Deliver(0, 0))
+            # Nobody can decide on what is over.
+            self.perform(Sweep(1))
             while self.watch.waits_for_a_person():
                 self.perform(Decide(0, "approve"))
             self.check()
