@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from agentq.face import Agent, Thread
     from agentq.handle import Handle
     from agentq.history import Effect, Rewound
-    from agentq.hooks import EndRun, Hooks
+    from agentq.hooks import EndRun, Hooks, ModelView
     from agentq.limits import Limits
     from agentq.memory import Memory
     from agentq.messages import AssistantMessage, Message, ToolCall, ToolMessage, ToolResult, Usage, UserMessage
@@ -74,6 +74,7 @@ __all__ = [
     "Limits",
     "Memory",
     "Message",
+    "ModelView",
     "NeedsApproval",
     "NotHappened",
     "ProviderError",
@@ -147,7 +148,7 @@ _HOMES = {
     ),
     "agentq.handle": ("Handle",),
     "agentq.history": ("Effect", "Rewound"),
-    "agentq.hooks": ("EndRun", "Hooks"),
+    "agentq.hooks": ("EndRun", "Hooks", "ModelView"),
     "agentq.limits": ("Limits",),
     "agentq.memory": ("Memory",),
     "agentq.messages": ("AssistantMessage", "Message", "ToolCall", "ToolMessage", "ToolResult", "Usage", "UserMessage"),

@@ -13,7 +13,7 @@ from agentq.approvals import ApprovalRule, Predicate, checked_rules
 from agentq.arguments import problems
 from agentq.errors import ConfigError
 from agentq.hooks import Hooks, by_moment
-from agentq.limits import Limits, is_duration
+from agentq.limits import MAX_HOOKS_SECS, Limits, is_duration
 from agentq.memory import Memory
 from agentq.output import OUTPUT_TOOL, OutputSchema
 from agentq.results import to_json
@@ -63,6 +63,7 @@ class AgentSpec:
         memory: Memory | None = None,
         model_settings: Mapping[str, Any] | None = None,
         model_timeout_secs: float = 600.0,
+        hook_timeout_secs: float = 30.0,
         description: str = "",
     ) -> None:
         check_name("agent", name)
@@ -73,6 +74,9 @@ class AgentSpec:
             raise ConfigError(f"{where}: on_tool_exception is 'report', 'fail' or a function of the exception")
         if not is_duration(model_timeout_secs):
             raise ConfigError(f"{where}: model_timeout_secs is a positive number, not {model_timeout_secs!r}")
+        if not (is_duration(hook_timeout_secs) and hook_timeout_secs <= MAX_HOOKS_SECS):
+            bound = f"a positive number of at most {MAX_HOOKS_SECS:g}"
+            raise ConfigError(f"{where}: hook_timeout_secs is {bound}, not {hook_timeout_secs!r}")
         if memory is not None and not callable(getattr(memory, "recall", None)):
             raise ConfigError(f"{where}: memory is an object with a recall method, not {memory!r}")
         self.name = name
@@ -89,6 +93,7 @@ class AgentSpec:
         self.memory = memory
         self.model_settings = _settings(where, model_settings or {})
         self.model_timeout_secs = model_timeout_secs
+        self.hook_timeout_secs = hook_timeout_secs
         self.description = clean(description)
 
     def _check_model(self, model: Any) -> None:
@@ -106,7 +111,12 @@ class AgentSpec:
     @property
     def has_recall(self) -> bool:
         """Whether the recall step has anything to do."""
-        return self.memory is not None or bool(self.listeners["before_model"])
+        return self.memory is not None
+
+    @property
+    def hears_ends(self) -> bool:
+        """Whether its hooks want to hear of the ends of its runs."""
+        return bool(self.listeners["on_end"])
 
     def as_tool(self, *, name: str | None = None, description: str | None = None) -> Tool:
         """A tool that hands its ``input`` to this agent as a run of its own and returns that run's answer."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from agentq.agent import AgentSpec
 from agentq.approvals import Decision
-from agentq.errors import ErrorInfo, LeaseLost, RunFinishedError
-from agentq.hooks import EndRun
+from agentq.errors import AgentqError, ErrorInfo, LeaseLost, RunFinishedError
 from agentq.messages import ToolResult, Usage
 from agentq.outcomes import Cancelled, Decided, Failed
 from agentq.reopen import reopen
@@ -17,9 +16,10 @@ from agentq.results import to_text
 from agentq.run import OpenCall, Snapshot
 from agentq.saving import Saver
 from agentq.services import Services
-from agentq.steps.base import call_hooks, context
+from agentq.steps.base import context
+from agentq.steps.hooked import Notes, let_pass
 from agentq.steps.tool_batch import CallDone
-from agentq.storage import approvals, children, control, queries, threads
+from agentq.storage import approvals, children, control, endings, queries, threads
 from agentq.storage.journal import NewEvent
 from agentq.storage.rows import CallRef
 from agentq.storage.sql import Connection
@@ -30,6 +30,10 @@ from agentq.verdicts import Verdict, expired
 from agentq.wire import WakeUp
 
 logger = logging.getLogger(__name__)
+
+# So many ends the hooks of one process hear of at once from the sweep; the others wait for its next rounds.
+MAX_TELLING = 16
+_ON_END = "agentq-on-end"
 
 
 class Control:
@@ -130,13 +134,13 @@ class Control:
         self.after_cancel(snapshot, below, wake_ups)
         return snapshot
 
-    def cancel_in(self, connection: Connection, run_id: str) -> tuple[Snapshot, tuple[str, ...], list[WakeUp]]:
+    def cancel_in(self, connection: Connection, run_id: str) -> tuple[Snapshot, tuple[str, ...] | None, list[WakeUp]]:
         """The part of a cancel that is the caller's transaction. The answer is for after_cancel: the run, the runs
-        below it, and what is to be sent.
+        below it, and what is to be sent. Of a run that had ended before nobody is told again (None).
         """
         snapshot, at_work = control.lock(connection, run_id)
         if snapshot.is_terminal:
-            return snapshot, (), []
+            return snapshot, None, []
         control.ask_cancel(connection, run_id)
         below = control.open_children(connection, run_id)
         wake_ups: list[WakeUp] = []
@@ -146,7 +150,9 @@ class Control:
             snapshot = transition.snapshot
         return snapshot, below, wake_ups
 
-    def after_cancel(self, snapshot: Snapshot, below: Iterable[str], wake_ups: list[WakeUp]) -> None:
+    def after_cancel(self, snapshot: Snapshot, below: Iterable[str] | None, wake_ups: list[WakeUp]) -> None:
+        if below is None:
+            return
         self.saver.send(wake_ups)
         for child in below:
             self.cancel(child)
@@ -192,9 +198,32 @@ class Control:
         if snapshot.depth > 0 or snapshot.status != "completed":
             self.tell_family(snapshot.run_id)
         agent: AgentSpec | None = self.services.agents.get(snapshot.agent)
-        if agent is not None and agent.listeners["on_end"]:
-            # Nobody waits for it: a hook that hangs must not hold up a worker, or its sweep.
-            threading.Thread(target=_tell_hooks, args=(agent, snapshot), name="agentq-on-end", daemon=True).start()
+        if agent is not None and agent.hears_ends:
+            self._tell_hooks(agent, snapshot)
+
+    def tell_of_end(self, run_id: str) -> None:
+        """For the sweep: tell of a run's end whoever should have heard by now, family and hooks."""
+        self.tell_family(run_id)
+        with self.services.database.autocommit() as connection:
+            name = endings.untold(connection, run_id)
+            agent: AgentSpec | None = self.services.agents.get(name) if name else None
+            if agent is None:
+                return endings.leave(connection, run_id) if name else None
+            if sum(thread.name == _ON_END for thread in threading.enumerate()) >= MAX_TELLING:
+                return None
+            snapshot = endings.take(connection, run_id)
+        return self._tell_hooks(agent, snapshot) if snapshot is not None else None
+
+    def _tell_hooks(self, agent: AgentSpec, snapshot: Snapshot) -> None:
+        """In a thread of its own: a hook that hangs must not hold up a worker, or its sweep."""
+
+        def tell() -> None:
+            let_pass(agent, "on_end", context(snapshot), snapshot.status, Notes())
+            # Where this is lost they hear again.
+            with suppress(AgentqError), self.services.database.autocommit() as connection:
+                endings.told(connection, snapshot.run_id, snapshot.seq)
+
+        threading.Thread(target=tell, name=_ON_END, daemon=True).start()
 
     def tell_family(self, run_id: str) -> None:
         """End the children of a run that has ended, and answer the call it was made for; once, however often told."""
@@ -238,11 +267,6 @@ def _undecided(call: OpenCall) -> ErrorInfo:
 def _epitaph(snapshot: Snapshot) -> str:
     used = f"{snapshot.progress.model_calls} model calls, {snapshot.progress.tool_calls} tool calls"
     return f"{snapshot.run_id} {snapshot.agent}: {snapshot.status} after {used}"
-
-
-def _tell_hooks(agent: AgentSpec, snapshot: Snapshot) -> None:
-    with suppress(EndRun):
-        call_hooks(agent, "on_end", lambda: (context(snapshot), snapshot.status), [])
 
 
 def _answer(call_id: str, tool: str, error: ErrorInfo | None, value: Any) -> ToolResult:

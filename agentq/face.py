@@ -48,6 +48,7 @@ class Agent(AgentSpec):
     final answer must fit.
     ``limits``: see Limits. ``on_tool_exception``: "report" shows type and message to the model, "fail" ends the run, a
     function of the exception gives the text. ``model_settings`` are sent to the provider as they are.
+    ``hook_timeout_secs``: what one hook, or the memory, may take (at most 60).
     Raises ConfigError that names what is wrong.
     """
 

@@ -23,7 +23,7 @@ class Lease:
     For ``sure_until`` see Claim.
     """
 
-    __slots__ = ("_heartbeat", "_is_cancelled", "_spare_secs", "run_id", "sure_until", "token", "until")
+    __slots__ = ("_at_least", "_heartbeat", "_is_cancelled", "_spare_secs", "run_id", "sure_until", "token", "until")
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Lease:
         self.token = token
         self.run_id = run_id
         self.sure_until = sure_until
-        self.until = time.monotonic() + limit_secs + spare_secs
+        self.until = self._at_least = time.monotonic() + limit_secs + spare_secs
         self._is_cancelled = False
 
     def __enter__(self) -> "Lease":
@@ -67,7 +67,11 @@ class Lease:
         now = time.monotonic()
         if now > self.until:
             raise LeaseLost(f"run {self.run_id}: what went before took too long")
-        self.until = max(self.until, now + limit_secs + self._spare_secs)
+        self.until = max(self._at_least, now + limit_secs + self._spare_secs)
+
+    def prolong(self, secs: float) -> None:
+        """The same for what follows on the work, which is done: it is for the commit to say whether that was lost."""
+        self.until = max(self.until, time.monotonic() + secs + self._spare_secs)
 
 
 class Heartbeat:

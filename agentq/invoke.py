@@ -50,7 +50,7 @@ def invoke(
         # Asked of the value: an async function may be hidden in a partial, an object or a decorator.
         if not inspect.iscoroutine(value):
             return context.run(shape, value)
-    value = _run_async(value, context, timeout_secs, is_cancelled)
+    value = run_async(value, context, timeout_secs, is_cancelled)
     with _alarm(timeout_secs):
         return context.run(shape, value)
 
@@ -84,17 +84,18 @@ def _alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def _run_async(
+def run_async(
     coroutine: Coroutine[Any, Any, Any],
     context: contextvars.Context,
     timeout_secs: float,
     is_cancelled: Callable[[], bool],
 ) -> Any:
+    """What a coroutine returns, run on the loop of this process; see ``invoke`` for what it raises."""
     future: Future[Any] = Future()
     loop = _loop()
 
     def start() -> None:
-        task = loop.create_task(_bounded(coroutine, timeout_secs, is_cancelled), context=context)
+        task = loop.create_task(_bounded(coroutine, context, timeout_secs, is_cancelled))
         task.add_done_callback(lambda done: _hand_over(done, future))
 
     loop.call_soon_threadsafe(start)
@@ -108,8 +109,13 @@ def _run_async(
         raise ToolTimeoutError from None
 
 
-async def _bounded(coroutine: Coroutine[Any, Any, Any], timeout_secs: float, is_cancelled: Callable[[], bool]) -> Any:
-    task = asyncio.ensure_future(_shielded(coroutine))
+async def _bounded(
+    coroutine: Coroutine[Any, Any, Any],
+    context: contextvars.Context,
+    timeout_secs: float,
+    is_cancelled: Callable[[], bool],
+) -> Any:
+    task = asyncio.get_running_loop().create_task(_shielded(coroutine), context=context)
     clock = asyncio.get_running_loop().time
     end = clock() + timeout_secs
     while (left := end - clock()) > 0:

@@ -11,6 +11,8 @@ MAX_RESULT_CHARS = 100_000
 MAX_FACTS_CHARS = 100_000
 # Some thirty years: what Postgres and the timers of a process still understand.
 LONGEST_SECS = 1e9
+# What the hooks of one moment may take together, and the longest that a single one may be given.
+MAX_HOOKS_SECS = 60.0
 _LARGEST = 10**15
 MAX_ATTEMPTS = 3
 

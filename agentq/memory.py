@@ -7,7 +7,10 @@ from agentq.context import RunContext
 
 
 class Memory(Protocol):
-    """Anything with ``recall``. What it raises is recorded and the run goes on without facts."""
+    """Anything with ``recall``.
+
+    Where it raises, or takes longer than the agent's ``hook_timeout_secs``, the run goes on without facts, and says so.
+    """
 
     def recall(self, ctx: RunContext, text: str) -> Sequence[str]:
         """Facts that may help with ``text``, the latest user message; shown to the model for this call only.

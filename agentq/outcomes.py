@@ -114,7 +114,10 @@ class HookEnded:
 
 @dataclass(frozen=True)
 class Failed:
+    """``usage`` is that of a reply that is not kept."""
+
     error: ErrorInfo
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True)

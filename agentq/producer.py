@@ -12,6 +12,7 @@ from redis.exceptions import RedisError
 
 from agentq.embedded import broker
 from agentq.errors import ConfigError, UnavailableError
+from agentq.limits import MAX_HOOKS_SECS
 from agentq.rabbitmq_queues import MAX_PRIORITY, PriorityAMQP
 from agentq.redis_broker import RedisQueues
 from agentq.saving import OUTAGE_SECS
@@ -22,9 +23,9 @@ from agentq.wire import CALL_TASK, STEP_QUEUE, STEP_TASK, BatchMessage, CallMess
 BROKER_FAULTS = (OperationalError, ChannelError, RedisError, ConnectionError, OSError, AttributeError)
 
 # Celery's limit, which kills the process, is for what nobody else has stopped, and is counted from the message on: what
-# is finished may be saved for a minute while the database is away, and a lost call is looked for at its destination
-# before it is begun again, which may take as long as the tool.
-HARD_GRACE_SECS = OUTAGE_SECS + 30.0
+# is finished may be saved for a minute while the database is away, a lost call is looked for at its destination before
+# it is begun again, which may take as long as the tool, and there are hooks before it and after it.
+HARD_GRACE_SECS = OUTAGE_SECS + 2 * MAX_HOOKS_SECS + 30.0
 
 # What brokers call the ranks of wire.py. On Redis kombu takes what is smaller first, from lists that it polls in any
 # case. RabbitMQ and the broker of files take what is larger first.

@@ -141,7 +141,7 @@ def _each(engine: Engine, found: list[Due], look_at: Callable[[Engine, Due], boo
 
 def _look_at(engine: Engine, due: Due) -> None:
     if due.kind == "run" and due.status in ("completed", "failed", "cancelled"):
-        engine.tell_family(due.run_id)
+        engine.tell_of_end(due.run_id)
     elif due.kind == "late":
         engine.expire(due.run_id)
     elif due.kind == "undecided":

@@ -16,7 +16,7 @@ from agentq.outcomes import Cancelled, Transition
 from agentq.run import ApprovalKind, OpenCall, Progress, Snapshot
 from agentq.services import Services
 from agentq.steps.tool_batch import CallDone
-from agentq.storage import approvals, calls, children, commits, enqueue, line, steps
+from agentq.storage import approvals, calls, children, commits, endings, enqueue, line, steps
 from agentq.storage.approvals import Question
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested, Next
@@ -246,6 +246,8 @@ class Saver:
         following = following_step(transition)
         if stays:
             following = replace(following, lease_secs=self._services.lease_secs)
+        if transition.ending is not None:
+            following = replace(following, on_end_secs=self._on_end_secs(connection, transition.snapshot))
         snapshot = commits.commit(
             connection,
             transition,
@@ -264,6 +266,13 @@ class Saver:
         elif _opens_batch(transition):
             wake_ups += self._open_batch(connection, snapshot)
         return snapshot, self.in_line(connection, snapshot, wake_ups)
+
+    def _on_end_secs(self, connection: Connection, snapshot: Snapshot) -> float | None:
+        """When the sweep tells the run's hooks of its end: where this process cannot, at once. None: nobody listens."""
+        agent = self._services.agents.get(snapshot.agent)
+        if agent is not None:
+            return endings.HOLD_SECS if agent.hears_ends else None
+        return 0.0 if endings.hears_ends(connection, snapshot.agent) else None
 
     def _open_batch(self, connection: Connection, snapshot: Snapshot) -> list[WakeUp]:
         """Start the sub-agents' runs and the first lanes."""

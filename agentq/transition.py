@@ -5,7 +5,7 @@ from typing import Any, assert_never
 
 from agentq.errors import ErrorInfo
 from agentq.limits import MAX_CALLS_PER_REPLY, MAX_EMPTY_REPLIES, MAX_INVALID_OUTPUTS
-from agentq.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage
+from agentq.messages import AssistantMessage, Message, ToolMessage, ToolResult, Usage, UserMessage
 from agentq.outcomes import (
     Asked,
     BatchOpened,
@@ -65,7 +65,7 @@ def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:  # noqa: C901, P
         case HookEnded():
             return _hook_ended(snapshot, outcome)
         case Failed():
-            return _end(snapshot, Ending(error=outcome.error))
+            return _end(_counted(snapshot, outcome.usage), Ending(error=outcome.error))
         case Cancelled():
             return _end(snapshot, _CANCELLED)
         case _:
@@ -368,6 +368,14 @@ def _over(name: str, value: float, **more: int) -> ErrorInfo:
 
 
 # ---------------------------------------------------------------------------------------------- endings
+
+
+def _counted(snapshot: Snapshot, usage: Usage | None) -> Snapshot:
+    """With a model call whose reply is not kept."""
+    if usage is None:
+        return snapshot
+    progress = snapshot.progress
+    return _progress(snapshot, model_calls=progress.model_calls + 1, usage=progress.usage + usage)
 
 
 def _hook_ended(snapshot: Snapshot, ended: HookEnded) -> Transition:

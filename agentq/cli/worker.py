@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import click
@@ -104,11 +104,12 @@ def check(settings: Settings) -> None:
     producer.check_broker(producer.make_app(str(settings.broker_url), queue=settings.queue))
 
 
-def _know_agents(settings: Settings, agents: Iterable[str]) -> None:
+def _know_agents(settings: Settings, agents: Mapping[str, AgentSpec]) -> None:
     """Before the pools are there, which takes seconds: a run enqueued right after this command is not refused."""
     database = Database(str(settings.database_url))
     with database.autocommit() as connection:
-        leases.know_agents(connection, sorted(agents))
+        hearing = [name for name, agent in agents.items() if agent.hears_ends]
+        leases.know_agents(connection, sorted(agents), hearing=hearing)
     database.dispose()
 
 

@@ -1,20 +1,14 @@
-"""What every step body shares: its input, its answer, and hooks called safely."""
+"""What every step body shares: its input, its answer, and the user's code called safely."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
-from agentq.agent import AgentSpec
 from agentq.context import RunContext
-from agentq.hooks import EndRun, Moment
 from agentq.outcomes import Outcome
 from agentq.run import Snapshot
 from agentq.storage.approvals import Question
 from agentq.text import told
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -56,17 +50,3 @@ def context(snapshot: Snapshot, **call: Any) -> RunContext:
         context=snapshot.context,
         **call,
     )
-
-
-def call_hooks(agent: AgentSpec, moment: Moment, given: Callable[[], tuple[Any, ...]], faults: list[str]) -> None:
-    """Call the hooks of a moment; EndRun passes, anything else is noted in ``faults`` and changes nothing."""
-    for hook in agent.listeners[moment]:
-        try:
-            guarded(partial(getattr(hook, moment), *given()))
-        except EndRun:
-            raise
-        except Exception as error:
-            # Its text may hold what the run is about: only for those who ask for it.
-            logger.warning("a hook of agent %s raised %s", agent.name, type(error).__name__)
-            logger.debug("hook %s", type(hook).__name__, exc_info=True)
-            faults.append(f"{type(hook).__name__}: {type(error).__name__}")

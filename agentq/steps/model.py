@@ -1,19 +1,22 @@
 """The model call: transcript, instructions and tool schemas go out, a checked reply comes back."""
 
 import random
+import time
 from typing import Any
 
 from agentq.agent import AgentSpec
 from agentq.errors import ErrorInfo, ProviderError
-from agentq.hooks import EndRun
-from agentq.messages import AssistantMessage
-from agentq.outcomes import HookEnded, ModelFailed, Replied
+from agentq.hooks import EndRun, ModelView
+from agentq.messages import AssistantMessage, Usage
+from agentq.outcomes import Failed, HookEnded, ModelFailed, Replied
 from agentq.output import OUTPUT_TOOL
-from agentq.providers.base import ModelReply, ModelRequest, ToolSpec
+from agentq.providers.base import ModelReply, ModelRequest, Provider, ToolSpec
 from agentq.run import Snapshot
 from agentq.services import Services
-from agentq.steps.base import Done, call_hooks, context, guarded
+from agentq.steps.base import Done, context, guarded
+from agentq.steps.hooked import Notes, after_model, before_model
 from agentq.steps.plan import plan, structured, with_ids
+from agentq.values import replace
 
 
 def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done:
@@ -29,12 +32,44 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
         settings=agent.model_settings,
         timeout_secs=_bounded(snapshot, agent),
     )
+    notes = Notes()
+    if agent.listeners["before_model"]:
+        seen = _as_hooks_want(request, snapshot, agent, provider, notes)
+        if not isinstance(seen, ModelRequest):
+            return Done(_ended(seen), notes.data)
+        request = seen
     data: dict[str, Any] = {"provider": provider.name, "model": model}
     try:
         reply = guarded(lambda: provider.complete(request))
     except ProviderError as error:
-        return Done(_failed(error, agent), data | {"error": error.code})
-    return _replied(snapshot, agent, reply, data)
+        return Done(_failed(error, agent), data | {"error": error.code} | notes.data)
+    return _replied(snapshot, agent, request, reply, data, notes)
+
+
+def _as_hooks_want(
+    request: ModelRequest, snapshot: Snapshot, agent: AgentSpec, provider: Provider, notes: Notes
+) -> ModelRequest | EndRun | ErrorInfo:
+    """The request as the before_model hooks leave it, or the run's end."""
+    began, tools = time.monotonic(), {spec.name: spec for spec in request.tools}
+    view = ModelView(request.instructions, tuple(request.messages), tuple(tools), f"{provider.name}:{request.model}")
+    passed = before_model(agent, context(snapshot), view, notes)
+    if passed.ends is not None:
+        return passed.ends
+    later = replace(snapshot, age_secs=snapshot.age_secs + time.monotonic() - began)
+    return replace(
+        request,
+        instructions=passed.value.instructions,
+        messages=passed.value.messages,
+        tools=tuple(tools[name] for name in passed.value.tools),
+        timeout_secs=_bounded(later, agent),
+    )
+
+
+def _ended(
+    ends: EndRun | ErrorInfo, message: AssistantMessage | None = None, usage: Usage | None = None
+) -> HookEnded | Failed:
+    """The end that a hook wants; a reply that a hook had to see, and did not, is not kept."""
+    return HookEnded(ends.output, message, usage or Usage()) if isinstance(ends, EndRun) else Failed(ends, usage)
 
 
 def _bounded(snapshot: Snapshot, agent: AgentSpec) -> float:
@@ -43,18 +78,23 @@ def _bounded(snapshot: Snapshot, agent: AgentSpec) -> float:
     return agent.model_timeout_secs if left is None else min(agent.model_timeout_secs, max(left, 0.001))
 
 
-def _replied(snapshot: Snapshot, agent: AgentSpec, reply: ModelReply, data: dict[str, Any]) -> Done:
+def _replied(
+    snapshot: Snapshot, agent: AgentSpec, request: ModelRequest, reply: ModelReply, data: dict[str, Any], notes: Notes
+) -> Done:
     message = with_ids(_signed(reply.message, data), snapshot.turn + 1)
-    faults: list[str] = []
     usage = {"input_tokens": reply.usage.input_tokens, "output_tokens": reply.usage.output_tokens}
     known = {name: tokens for name, tokens in usage.items() if tokens is not None}
+    ends: EndRun | ErrorInfo | None = None
+    if agent.listeners["after_model"]:
+        passed = after_model(agent, context(snapshot), message, notes)
+        message, ends = passed.value, passed.ends
     data = data | known | {"calls": [call.name for call in message.calls]}
-    try:
-        call_hooks(agent, "after_model", lambda: (context(snapshot), message), faults)
-    except EndRun as end:
-        return Done(HookEnded(end.output, message, reply.usage), data)
-    outcome = _outcome(snapshot, agent, message, reply, faults)
-    return Done(outcome, data | ({"faults": faults} if faults else {}))
+    if ends is not None:
+        return Done(_ended(ends, message, reply.usage), data | notes.data)
+    offered = frozenset(spec.name for spec in request.tools)
+    cut = message.stop == "length"
+    calls = tuple(plan(call, agent, snapshot, cut=cut, faults=notes.faults, offered=offered) for call in message.calls)
+    return Done(Replied(message, reply.usage, calls, structured(message, agent)), data | notes.data)
 
 
 def _signed(message: AssistantMessage, data: dict[str, Any]) -> AssistantMessage:
@@ -62,14 +102,6 @@ def _signed(message: AssistantMessage, data: dict[str, Any]) -> AssistantMessage
     if message.provider or message.model:
         return message
     return message.model_copy(update={"provider": data["provider"], "model": data["model"]})
-
-
-def _outcome(
-    snapshot: Snapshot, agent: AgentSpec, message: AssistantMessage, reply: ModelReply, faults: list[str]
-) -> Replied:
-    cut = message.stop == "length"
-    calls = tuple(plan(call, agent, snapshot, cut=cut, faults=faults) for call in message.calls)
-    return Replied(message, reply.usage, calls, structured(message, agent))
 
 
 def _failed(error: ProviderError, agent: AgentSpec) -> ModelFailed:

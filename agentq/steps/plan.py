@@ -1,11 +1,13 @@
 """Look at a reply's calls before any runs: which tool, fit arguments, unique ids, what a structured answer is worth."""
 
 import logging
+from collections.abc import Container
 from operator import is_
 from typing import Any
 
 from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
+from agentq.context import RunContext
 from agentq.limits import MAX_CALLS_PER_REPLY, MAX_DEPTH
 from agentq.messages import AssistantMessage, ToolCall, ToolResult
 from agentq.outcomes import Output, PlannedCall
@@ -49,16 +51,28 @@ def _bounded(call: ToolCall) -> ToolCall:
     return call.model_copy(update={"id": call_id, "name": shorten(call.name, _MAX_ID_CHARS)})
 
 
-def plan(call: ToolCall, agent: AgentSpec, snapshot: Snapshot, *, cut: bool, faults: list[str]) -> PlannedCall:
-    """How the call will run, or the result that says why it cannot. ``faults`` are those of the user's own code."""
-    found = agent.tools.get(call.name)
+def plan(
+    call: ToolCall,
+    agent: AgentSpec,
+    snapshot: Snapshot,
+    *,
+    cut: bool,
+    faults: list[str],
+    offered: Container[str] | None = None,
+) -> PlannedCall:
+    """How the call will run, or the result that says why it cannot. ``faults`` are those of the user's own code.
+
+    ``offered`` are the tools that the model had (None: all).
+    """
+    tools = agent.tools if offered is None else {name: agent.tools[name] for name in agent.tools if name in offered}
+    found = tools.get(call.name)
     base = PlannedCall(call_id=call.id, tool=call.name)
     if call.name == OUTPUT_TOOL and agent.output is not None:
         answer = _check(agent, call.arguments, None, cut=cut)
         result = ToolResult.error(call, "invalid_arguments", answer.problem) if answer.problem else None
         return PlannedCall(call_id=call.id, tool=call.name, kind="output", result=result)
     if found is None:
-        known = ", ".join([*agent.tools, *([OUTPUT_TOOL] if agent.output else [])]) or "none"
+        known = ", ".join([*tools, *([OUTPUT_TOOL] if agent.output else [])]) or "none"
         text = f"There is no tool {shorten(call.name, 100)!r}. The tools are: {known}."
         return _settled(base, ToolResult.error(call, "unknown_tool", text))
     if cut:
@@ -78,19 +92,21 @@ def plan(call: ToolCall, agent: AgentSpec, snapshot: Snapshot, *, cut: bool, fau
         queue=found.queue or TOOL_QUEUE,
         timeout_secs=found.timeout or snapshot.limits.tool_timeout_secs,
         on_unknown=found.on_unknown,
-        review=call.name in agent.approve and _needs_person(call, arguments, agent, snapshot, faults),
+        review=needs_person(call, arguments, agent, context(snapshot, call_id=call.id), faults),
     )
 
 
-def _needs_person(
-    call: ToolCall, arguments: dict[str, Any], agent: AgentSpec, snapshot: Snapshot, faults: list[str]
+def needs_person(
+    call: ToolCall, arguments: dict[str, Any], agent: AgentSpec, ctx: RunContext, faults: list[str]
 ) -> bool:
     """What the agent's rule says of the call. Where it cannot say, a person does."""
+    if call.name not in agent.approve:
+        return False
     when = agent.approve[call.name].when
     if when is None:
         return True
     try:
-        return bool(guarded(lambda: when(context(snapshot, call_id=call.id), arguments)))
+        return bool(guarded(lambda: when(ctx, arguments)))
     except Exception as error:
         logger.warning("approve[%r] of agent %s raised %s", call.name, agent.name, type(error).__name__)
         logger.debug("approve[%r]", call.name, exc_info=True)

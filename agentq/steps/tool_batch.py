@@ -1,7 +1,8 @@
 """Tool calls: run one within its limits and turn whatever happens into its result."""
 
 import logging
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 from uuid import UUID
@@ -14,12 +15,14 @@ from agentq.errors import ErrorInfo, ToolError
 from agentq.heartbeat import Lease
 from agentq.hooks import EndRun
 from agentq.invoke import ToolCancelledError, ToolTimeoutError, invoke
+from agentq.limits import MAX_HOOKS_SECS
 from agentq.messages import ToolCall, ToolResult
 from agentq.outcomes import CallsFinished, HookEnded
 from agentq.results import to_text
 from agentq.run import OpenCall, Snapshot
 from agentq.services import Services
-from agentq.steps.base import call_hooks, context, is_stopped
+from agentq.steps.base import context, is_stopped
+from agentq.steps.hooked import Notes, Passed, after_tool, before_tool
 from agentq.storage import approvals
 from agentq.storage import steps as storage
 from agentq.storage.approvals import Permission, Question
@@ -38,19 +41,20 @@ _MESSAGE_CHARS = 4_000
 class CallDone:
     """What one call brought: its result, and the run's end where a hook or ``on_tool_exception="fail"`` wants it.
 
-    ``probe`` is what a tool's probe said of an earlier attempt, where it was asked. ``asks`` is what a person is to be
-    asked before the call is run at all; the result is what becomes of it where nobody can be.
+    ``probe`` is what a tool's probe said of an earlier attempt, where it was asked; ``noted`` is of its hooks. ``asks``
+    is what a person is to be asked before the call is run at all; the result is what becomes of it where nobody can be.
     """
 
     result: ToolResult
     ends: HookEnded | ErrorInfo | None = None
     probe: str | None = None
     asks: Question | None = None
+    noted: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def data(self) -> dict[str, str]:
-        """For the event: what a probe said."""
-        return {"probe": self.probe} if self.probe else {}
+    def data(self) -> dict[str, Any]:
+        """For the event: what a probe said, and what hooks did."""
+        return ({"probe": self.probe} if self.probe else {}) | self.noted
 
     def as_outcome(self, index: int) -> CallsFinished | HookEnded:
         """For a step that runs its only call itself."""
@@ -87,11 +91,23 @@ def run_call(
         return CallDone(ToolResult(call_id=sent.id, name=sent.name, status="rejected", code="rejected", text=text))
     key, approved = ref.idempotency_key, call.needs_approval
     ctx = context(snapshot, call_id=call.call_id, idempotency_key=key, attempt=attempt, approved=approved)
+    this = _Attempt(snapshot, call, agent, services, ctx, lease, may_have_run)
     if given is None or given.edited is None:
-        return _run_with_hooks(sent, call, agent, ctx, lease, may_have_run=may_have_run)
-    asked = sent.model_copy(update={"arguments": given.edited})
-    done = _run_with_hooks(asked, call, agent, ctx, lease, may_have_run=may_have_run)
-    return _as_edited(done, sent, given.edited, agent)
+        return _run_with_hooks(sent, sent, this)
+    return _run_with_hooks(sent, sent.model_copy(update={"arguments": given.edited}), this)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """One try of a call, with what it needs."""
+
+    snapshot: Snapshot
+    call: OpenCall
+    agent: AgentSpec
+    services: Services
+    ctx: RunContext
+    lease: Lease
+    may_have_run: bool
 
 
 def _permission(ref: CallRef, services: Services) -> Permission | None:
@@ -120,31 +136,54 @@ def _question(sent: ToolCall, need: NeedsApproval, agent: AgentSpec) -> Question
     return Question(sent.arguments, "approval", need.reason, deadline.deadline_secs, deadline.on_expiry)
 
 
-def _run_with_hooks(
-    asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lease: Lease, *, may_have_run: bool
-) -> CallDone:
-    faults: list[str] = []
-    try:
-        call_hooks(agent, "before_tool", lambda: (ctx, asked), faults)
-    except EndRun as end:
-        return CallDone(ToolResult.error(asked, "cancelled", "Not run: a hook ended the run."), HookEnded(end.output))
-    probed = _probe(asked, call, agent, ctx, lease) if may_have_run and call.on_unknown == "probe" else None
+def _run_with_hooks(sent: ToolCall, asked: ToolCall, this: _Attempt) -> CallDone:
+    """Run what is ``asked`` for: what the model ``sent``, or what a person made of it."""
+    call, agent, lease, notes = this.call, this.agent, this.lease, Notes()
+    passed = Passed[ToolCall | ToolResult](asked)
+    if agent.listeners["before_tool"]:
+        began = time.monotonic()
+        lease.begin(MAX_HOOKS_SECS)
+        passed = before_tool(agent, this.ctx, asked, notes)
+        if passed.ends is not None:
+            unrun = interrupted(call) if this.may_have_run else hook_ended(call)
+            return CallDone(unrun, _ended(passed.ends), noted=notes.data)
+        if not _is_sure(lease, this.services):
+            asked_for(this.snapshot, call, this.services, token=lease.token)
+        later = replace(this.snapshot, age_secs=this.snapshot.age_secs + time.monotonic() - began)
+        call = replace(call, timeout_secs=_bounded(call, later))
+    if isinstance(passed.value, ToolResult):
+        done = CallDone(passed.value)
+    else:
+        done = _run_or_probe(passed.value, call, this)
+        done = done if asked is sent else _as_edited(done, sent, asked.arguments, agent)
+    if agent.listeners["after_tool"] and done.asks is None:
+        lease.prolong(MAX_HOOKS_SECS)
+        after = after_tool(agent, this.ctx, done.result, notes)
+        done = replace(done, result=after.value, ends=_ended(after.ends) or done.ends)
+    return replace(done, noted=notes.data) if notes.data else done
+
+
+def _run_or_probe(asked: ToolCall, call: OpenCall, this: _Attempt) -> CallDone:
+    agent, ctx, lease = this.agent, this.ctx, this.lease
+    probed = _probe(asked, call, agent, ctx, lease) if this.may_have_run and call.on_unknown == "probe" else None
     done = probed if probed and probed.probe != NOT_HAPPENED else _run(asked, call, agent, ctx, lease)
-    done = replace(done, probe=probed.probe) if probed else done
-    if done.asks is not None:
-        return done
-    try:
-        call_hooks(agent, "after_tool", lambda: (ctx, done.result), faults)
-    except EndRun as end:
-        return replace(done, ends=HookEnded(end.output))
-    return done
+    return replace(done, probe=probed.probe) if probed else done
+
+
+def _ended(ends: EndRun | ErrorInfo | None) -> HookEnded | ErrorInfo | None:
+    return HookEnded(ends.output) if isinstance(ends, EndRun) else ends
 
 
 def _known_to_ask(call: OpenCall, services: Services, lease: Lease) -> ToolCall | None:
     """What the model asked for, where it came along and the lease is ours for sure; else the database says it."""
-    if call.arguments is None or lease.sure_until is None or services.clock() >= lease.sure_until:
+    if call.arguments is None or not _is_sure(lease, services):
         return None
     return ToolCall(id=call.call_id, name=call.tool, arguments=call.arguments)
+
+
+def _is_sure(lease: Lease, services: Services) -> bool:
+    """Whether nobody else can have been given the work by now."""
+    return lease.sure_until is not None and services.clock() < lease.sure_until
 
 
 def asked_for(snapshot: Snapshot, call: OpenCall, services: Services, *, token: UUID | None = None) -> ToolCall:
@@ -272,6 +311,10 @@ def timed_out(call: OpenCall) -> ToolResult:
 def interrupted(call: OpenCall) -> ToolResult:
     text = "The worker stopped while the tool was running: it may or may not have taken effect. It was not run again."
     return _settled(call, "interrupted", text)
+
+
+def hook_ended(call: OpenCall) -> ToolResult:
+    return _settled(call, "cancelled", "Not run: a hook ended the run.")
 
 
 def not_run(call: OpenCall) -> ToolResult:

@@ -13,7 +13,13 @@ _ENDED = text("""
     WHERE id = :run_id AND status IN ('completed', 'failed', 'cancelled') AND sweep_at IS NOT NULL
 """)
 _CALL = text("SELECT call_id, tool FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND index = :index")
-_TOLD = text("UPDATE agentq.runs SET sweep_at = NULL, sweep_look_at = NULL WHERE id = :run_id")
+# What is left to do then is to tell its hooks, see endings.py.
+_TOLD = text("""
+    UPDATE agentq.runs SET
+        sweep_at = CASE WHEN on_end_at IS NOT NULL THEN greatest(sweep_at, on_end_at) END,
+        sweep_look_at = CASE WHEN on_end_at IS NOT NULL THEN sweep_look_at END
+    WHERE id = :run_id AND status IN ('completed', 'failed', 'cancelled')
+""")
 
 
 @dataclass(frozen=True)
@@ -44,5 +50,5 @@ def call(connection: Connection, ref: CallRef) -> tuple[str, str]:
 
 
 def told(connection: Connection, run_id: str) -> None:
-    """Everybody knows of the run's end."""
+    """The whole family knows of the run's end."""
     connection.execute(_TOLD, {"run_id": run_id})

@@ -26,20 +26,23 @@ class Next:
     """Where the following step runs: its queue, and the time limit of the tool it runs itself.
 
     ``lease_secs`` is given where it runs in this process: the lease is kept for it, so that nobody else claims it.
+    ``on_end_secs`` is given where the run ended and its hooks are to hear of that: after so long the sweep tells them.
     """
 
     queue: str
     timeout_secs: float | None = None
     lease_secs: float | None = None
+    on_end_secs: float | None = None
 
 
 class CancelRequested(Exception):
     """The commit was refused because somebody asked to cancel the run; apply the cancelled transition instead."""
 
 
-_AGAIN_AT = f"""CASE WHEN :ended AND (parent_run_id IS NOT NULL OR :status <> 'completed' AND EXISTS (
+_HAS_FAMILY = """(parent_run_id IS NOT NULL OR :status <> 'completed' AND EXISTS (
                         SELECT 1 FROM agentq.runs c WHERE c.parent_run_id = runs.id
-                            AND c.status NOT IN ('completed', 'failed', 'cancelled')))
+                            AND c.status NOT IN ('completed', 'failed', 'cancelled')))"""
+_AGAIN_AT = f"""CASE WHEN :ended AND {_HAS_FAMILY}
                     THEN {FIRST_PATIENCE}
                     WHEN :delay_secs > 0 THEN now() + make_interval(secs => :delay_secs)
                     WHEN :delay_secs = 0 THEN {FIRST_PATIENCE} END"""
@@ -52,6 +55,10 @@ _LET_GO = f"""
     attempt = 0, lease_token = NULL, lease_until = NULL,
     stop_reason = :stop_reason, output = :output, error = :error,
     finished_at = CASE WHEN :ended THEN now() END"""
+# The same at the end of a run whose hooks are to hear of it.
+_ON_END_AT = "now() + make_interval(secs => :on_end_secs)"
+_TELL_AT = f"CASE WHEN {_HAS_FAMILY} THEN {FIRST_PATIENCE} ELSE {_ON_END_AT} END"
+_LET_GO_TO_HOOKS = f"{_LET_GO.replace(_AGAIN_AT, _TELL_AT)}, on_end_at = {_ON_END_AT}"
 _KEPT_UNTIL = """CASE WHEN lease_until < now() + make_interval(secs => CAST(:lease_secs AS float) / 2)
                          THEN now() + make_interval(secs => :lease_secs) ELSE lease_until END"""
 # The lease goes over to the next step, as with a claim, but for what can be left alone: its end, and when it was.
@@ -101,10 +108,10 @@ _ANNOUNCE_FIRST = text(f"""
 
 
 @cache
-def _statement(*, stays: bool, tells: bool, opens: bool, closes: bool, asks_no_more: bool) -> bytes:
+def _statement(*, stays: bool, hooks_hear: bool, tells: bool, opens: bool, closes: bool, asks_no_more: bool) -> bytes:
     """Of the parts that a step needs: each one costs, also where it finds nothing to do."""
     parts = {
-        "run": _UPDATE.format(then=_HAND_ON if stays else _LET_GO),
+        "run": _UPDATE.format(then=_HAND_ON if stays else _LET_GO_TO_HOOKS if hooks_hear else _LET_GO),
         "told": journal.ADD if tells else None,
         "opened": _OPENED if opens else None,
         "closed": _CLOSED if closes else None,
@@ -144,12 +151,14 @@ def commit(
         "queue": following.queue,
         "timeout_secs": following.timeout_secs,
         "lease_secs": following.lease_secs,
+        "on_end_secs": following.on_end_secs,
         "even_if_cancelled": even_if_cancelled,
         "opened": dump(opened),
         "closed": dump(closed),
     }
     statement = _statement(
         stays=following.lease_secs is not None,
+        hooks_hear=following.on_end_secs is not None,
         tells=bool(events or transition.messages),
         opens=bool(opened),
         closes=bool(closed),

@@ -175,8 +175,9 @@ _SEEN = text("""
     ON CONFLICT (id) DO UPDATE SET seen_at = now(), queues = excluded.queues, agents = excluded.agents
 """)
 _KNOW_AGENTS = text("""
-    INSERT INTO agentq.agents (name) SELECT jsonb_array_elements_text(CAST(:agents AS jsonb))
-    ON CONFLICT (name) DO UPDATE SET seen_at = now()
+    INSERT INTO agentq.agents (name, hears_ends)
+    SELECT name, name = ANY(:hearing) FROM jsonb_array_elements_text(CAST(:agents AS jsonb)) name
+    ON CONFLICT (name) DO UPDATE SET seen_at = now(), hears_ends = excluded.hears_ends
 """)
 _GONE = text("DELETE FROM agentq.workers WHERE id = :id OR seen_at < now() - interval '1 day'")
 
@@ -301,9 +302,12 @@ def seen(connection: Connection, worker: str, *, pool: str, queues: Sequence[str
     connection.execute(_SEEN, values)
 
 
-def know_agents(connection: Connection, agents: Sequence[str]) -> None:
-    """Note the agents of a starting worker, for producers that do not import them."""
-    connection.execute(_KNOW_AGENTS, {"agents": dump(list(agents))})
+def know_agents(connection: Connection, agents: Sequence[str], *, hearing: Sequence[str] = ()) -> None:
+    """Note the agents of a starting worker, for producers that do not import them.
+
+    ``hearing`` are those with hooks that want to hear of the ends of runs.
+    """
+    connection.execute(_KNOW_AGENTS, {"agents": dump(list(agents)), "hearing": list(hearing)})
 
 
 def gone(connection: Connection, worker: str) -> None:

@@ -107,6 +107,8 @@ runs = Table(
     Column("concurrency_key", Text),
     Column("concurrency_limit", Integer),
     Column("has_place", Boolean),
+    # When the sweep tells the hooks of a run that has ended; NULL where they have heard, or there are none.
+    Column("on_end_at", _TIME),
     ForeignKeyConstraint(["thread_id"], [f"{SCHEMA}.threads.id"]),
     Index(
         "runs_of_key",
@@ -228,4 +230,5 @@ agents = Table(
     metadata,
     Column("name", Text, primary_key=True),
     Column("seen_at", _TIME, nullable=False, server_default=_NOW),
+    Column("hears_ends", Boolean, nullable=False, server_default=text("false")),
 )

@@ -6,10 +6,11 @@ import ctypes
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentq import Agent, Hooks, RunContext, ToolCall, tool
+from agentq import Agent, AssistantMessage, Hooks, ModelView, RunContext, ToolCall, ToolResult, tool
 from agentq.messages import UserMessage
 from agentq.providers.base import ModelReply, ModelRequest
 from agentq.providers.scripted import Call, Scripted, Step
@@ -201,6 +202,71 @@ class Ends(Hooks):
         log("end", run=ctx.run_id, status=status)
 
 
+class FailsOnce(Hooks):
+    """Raises the first time that a tool came back to it."""
+
+    def after_tool(self, ctx: RunContext, result: ToolResult) -> None:
+        log("after", name=result.name)
+        if not (LOG / "failed").exists():
+            (LOG / "failed").touch()
+            raise RuntimeError("once")
+
+
+class FailsBeforeModel(Hooks):
+    def before_model(self, ctx: RunContext, view: ModelView) -> None:
+        log("before", replies=len(view.messages) // 2)
+        raise RuntimeError("always")
+
+
+class HangsEverywhere(Hooks):
+    """Longer than the lease of any worker, wherever it is called."""
+
+    def _hang(self, where: str) -> None:
+        log("hang", name=where)
+        time.sleep(120)
+        log("woke", name=where)
+
+    def before_model(self, ctx: RunContext, view: ModelView) -> None:
+        self._hang("before_model")
+
+    def after_model(self, ctx: RunContext, reply: AssistantMessage) -> None:
+        self._hang("after_model")
+
+    def before_tool(self, ctx: RunContext, call: ToolCall) -> None:
+        self._hang("before_tool")
+
+    def after_tool(self, ctx: RunContext, result: ToolResult) -> None:
+        self._hang("after_tool")
+
+    def on_end(self, ctx: RunContext, status: str) -> None:
+        self._hang("on_end")
+
+
+class Store:
+    """A memory that does what it was given."""
+
+    def __init__(self, recall: Callable[[], list[str]]) -> None:
+        self._recall = recall
+
+    def recall(self, ctx: RunContext, text: str) -> list[str]:
+        log("recall")
+        return self._recall()
+
+
+def store_is_down() -> list[str]:
+    raise ConnectionError("the store is down")
+
+
+def store_hangs() -> list[str]:
+    time.sleep(120)
+    return ["too late"]
+
+
+def seen_by_the_model(request: ModelRequest) -> str:
+    """Answer with the facts it was given."""
+    return request.instructions or "no facts"
+
+
 def slow_reply(request: ModelRequest) -> str:
     """Take long."""
     log("note", name="model")
@@ -213,7 +279,8 @@ HUNG = [swallow, swallow_async, block_the_loop, hang_in_c, hold_the_interpreter]
 
 
 def agent(name: str, *steps: Step, **options: Any) -> Agent:
-    return Agent(name, model=Model(list(steps)), tools=[*TOOLS, *HUNG], hooks=[Ends(), SetsTenant()], **options)
+    hooks = [Ends(), SetsTenant(), *options.pop("more_hooks", ())]
+    return Agent(name, model=Model(list(steps)), tools=[*TOOLS, *HUNG], hooks=hooks, **options)
 
 
 def once(name: str, *calls: Call, **options: Any) -> Agent:
@@ -261,6 +328,18 @@ asks_helper = Agent(
     tools=[async_tools.as_tool(), note],
     hooks=[Ends()],
 )
+
+# O3. Hooks are given longer than a lease of these tests.
+fails_once = once("fails_once", Call("safe_note", {"name": "paid"}), more_hooks=[FailsOnce()])
+fails_once_beside = once(
+    "fails_once_beside", *[Call("safe_note", {"name": f"paid {n}"}) for n in range(3)], more_hooks=[FailsOnce()]
+)
+fails_always = once("fails_always", Call("note", {"name": "x"}), more_hooks=[FailsBeforeModel()])
+hooks_hang = once("hooks_hang", Call("safe_note", {"name": "x"}), more_hooks=[HangsEverywhere()], hook_timeout_secs=3.0)
+waits = once("waits", Call("note", {"name": "x"}), approve=["note"])
+memory_down = agent("memory_down", seen_by_the_model, memory=Store(store_is_down))
+memory_hangs = agent("memory_hangs", seen_by_the_model, memory=Store(store_hangs), hook_timeout_secs=3.0)
+memory_nul = agent("memory_nul", seen_by_the_model, memory=Store(lambda: ["likes\x00tea \ud800"]))
 
 # Hung tools
 eight_hung = once("eight_hung", *[Call("swallow") for _ in range(8)], Call("note", {"name": "ninth"}))

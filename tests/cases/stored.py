@@ -7,6 +7,7 @@ from typing import Any
 from agentq import AssistantMessage, Handle, ToolMessage, ToolResult
 from agentq.storage.database import Database
 from agentq.text import clean
+from tests.waiting import eventually
 
 JSON_COLUMNS = [
     ("runs", "progress"),
@@ -87,5 +88,10 @@ def assert_over(database: Database, handle: Handle) -> None:
         union all select 'child' from agentq.runs where parent_run_id = %(id)s
             and status not in ('completed', 'failed', 'cancelled')
     """
-    with database.autocommit() as connection:
-        assert list(connection.execute(held, {"id": handle.id})) == []
+
+    def nothing_is_held() -> bool:
+        with database.autocommit() as connection:
+            return list(connection.execute(held, {"id": handle.id})) == []
+
+    # Its hooks hear of the end after it.
+    eventually(nothing_is_held, what=f"{handle.id} is over")

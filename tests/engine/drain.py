@@ -1,5 +1,6 @@
 """The whole loop in one process on a real Postgres: wake-ups are collected and done one after the other."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,8 +95,10 @@ class Drain:
         Not back to the server's last crash or start, which means something of its own (see ``Claim.forgotten``),
         unless ``past_a_crash``: for who reads how long something has waited, on a server that has just been started.
         """
+        for telling in [thread for thread in threading.enumerate() if thread.name == "agentq-on-end"]:
+            telling.join()
         columns = {
-            "runs": ("lease_until", "sweep_at", "due_at", "claimed_at", "lease_look_at", "sweep_look_at"),
+            "runs": ("lease_until", "sweep_at", "due_at", "claimed_at", "lease_look_at", "sweep_look_at", "on_end_at"),
             "tool_calls": ("lease_until", "sweep_at", "announced_at", "claimed_at"),
             "journal": ("at",),
             "approvals": ("expires_at",),

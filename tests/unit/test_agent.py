@@ -58,7 +58,7 @@ def test_names_to_approve_may_come_from_a_generator() -> None:
 
 def test_an_agent_with_nothing_to_recall_says_so() -> None:
     assert not make(hooks=[Hooks()]).has_recall
-    assert make(hooks=[Watch()]).has_recall
+    assert not make(hooks=[Watch()]).has_recall
     assert make(memory=Facts()).has_recall
 
 
@@ -92,6 +92,8 @@ def test_an_agent_with_nothing_to_recall_says_so() -> None:
         ({"hooks": Watch()}, "hooks is a list"),
         ({"hooks": [Watch]}, "write Watch()"),
         ({"hooks": [print]}, "derived from Hooks"),
+        ({"hook_timeout_secs": 0}, "hook_timeout_secs is a positive number of at most 60, not 0"),
+        ({"hook_timeout_secs": 61}, "hook_timeout_secs is a positive number of at most 60, not 61"),
         ({"memory": "redis"}, "memory is an object with a recall method"),
         ({"instructions": None}, "instructions is a text, not None"),
         ({"description": 5}, "description is a text"),

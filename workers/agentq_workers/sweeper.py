@@ -44,7 +44,9 @@ class Sweeper:
 
     def start(self) -> None:
         with self._runtime.database.autocommit() as connection:
-            leases.know_agents(connection, sorted(self._runtime.agents))
+            agents = self._runtime.agents
+            hearing = [name for name, agent in agents.items() if agent.hears_ends]
+            leases.know_agents(connection, sorted(agents), hearing=hearing)
         self._say_alive()
         self._alive = self._children()
         self._thread.start()
