@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from agentq.limits import Limits
     from agentq.memory import Memory
     from agentq.messages import AssistantMessage, Message, ToolCall, ToolMessage, ToolResult, Usage, UserMessage
+    from agentq.output import AskAgain
     from agentq.run import Approval, Event, Result, Run
     from agentq.threads import StoredThread
     from agentq.tools import Tool, tool
@@ -58,6 +59,7 @@ __all__ = [
     "ApprovalNotPendingError",
     "ApprovalRule",
     "Approve",
+    "AskAgain",
     "AssistantMessage",
     "Client",
     "Complete",
@@ -152,6 +154,7 @@ _HOMES = {
     "agentq.limits": ("Limits",),
     "agentq.memory": ("Memory",),
     "agentq.messages": ("AssistantMessage", "Message", "ToolCall", "ToolMessage", "ToolResult", "Usage", "UserMessage"),
+    "agentq.output": ("AskAgain",),
     "agentq.run": ("Approval", "Event", "Result", "Run"),
     "agentq.threads": ("StoredThread",),
     "agentq.tools": ("Tool", "tool"),

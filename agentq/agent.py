@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from inspect import signature
-from typing import Any, Literal, ParamSpec
+from typing import Any, Literal, ParamSpec, get_args
 
 from pydantic import ValidationError
 
@@ -15,7 +15,7 @@ from agentq.errors import ConfigError
 from agentq.hooks import Hooks, by_moment
 from agentq.limits import MAX_HOOKS_SECS, Limits, is_duration
 from agentq.memory import Memory
-from agentq.output import OUTPUT_TOOL, OutputSchema
+from agentq.output import OUTPUT_TOOL, OutputCheck, OutputMode, OutputSchema, checks_of
 from agentq.results import to_json
 from agentq.text import clean
 from agentq.tools import Tool, check_name, tool
@@ -57,6 +57,8 @@ class AgentSpec:
         tools: Sequence[Tool | Callable[..., Any]] = (),
         approve: Sequence[str] | Mapping[str, bool | Predicate | ApprovalRule] = (),
         output: Any = None,
+        output_mode: OutputMode = "auto",
+        output_check: OutputCheck | Sequence[OutputCheck] = (),
         limits: Limits | Mapping[str, Any] | None = None,
         on_tool_exception: ToolExceptionRule = "report",
         hooks: Sequence[Hooks] = (),
@@ -68,6 +70,8 @@ class AgentSpec:
     ) -> None:
         check_name("agent", name)
         where = f"agent {name!r}"
+        if output_mode not in get_args(OutputMode):
+            raise ConfigError(f"{where}: output_mode is 'auto', 'native' or 'tool', not {output_mode!r}")
         _check_lists(where, fallback=fallback, tools=tools, hooks=hooks)
         _check_texts(where, instructions=instructions, description=description)
         if not callable(on_tool_exception) and on_tool_exception not in ("report", "fail"):
@@ -87,6 +91,8 @@ class AgentSpec:
         self.tools = _toolset(where, tools)
         self.approve = checked_rules(where, approve, self.tools)
         self.output = None if output is None else OutputSchema(output, where)
+        self.output_mode = output_mode
+        self.output_checks = checks_of(where, output_check, self.output)
         self.limits = limits if isinstance(limits, Limits) else make_limits(Limits(), limits or {}, where)
         self.on_tool_exception = on_tool_exception
         self.hooks = _hooks(where, hooks)

@@ -44,11 +44,13 @@ class Agent(AgentSpec):
 
     ``model``: ``"provider:name"`` or a Provider; ``fallback``: models tried when it fails for good. ``tools``:
     functions, or what ``@tool`` made of them. ``approve``: names of tools whose calls wait for a person, or a mapping
-    of names to a function of context and arguments that says whether, or to an ApprovalRule. ``output``: a type the
-    final answer must fit.
+    of names to a function of context and arguments that says whether, or to an ApprovalRule. ``output``: what the
+    final answer must fit, a type or a JSON schema; ``output_mode``: "native" gets it by the provider's own mode, "tool"
+    by calling a tool, "auto" natively where the whole schema can be held to; ``output_check``: functions of context and
+    value that may return another value, or raise AskAgain.
     ``limits``: see Limits. ``on_tool_exception``: "report" shows type and message to the model, "fail" ends the run, a
     function of the exception gives the text. ``model_settings`` are sent to the provider as they are.
-    ``hook_timeout_secs``: what one hook, or the memory, may take (at most 60).
+    ``hook_timeout_secs``: what a hook, a check or the memory may take (at most 60).
     Raises ConfigError that names what is wrong.
     """
 

@@ -31,7 +31,7 @@ class PlannedCall:
 
 @dataclass(frozen=True)
 class Output:
-    """A structured answer: ``value`` when it fits the schema, ``problem`` when not.
+    """A structured answer: ``value`` when it fits, ``problem`` when not, ``fault`` when nobody can tell.
 
     ``index`` is the call it came in (one of those that are taken), None when it came as text.
     """
@@ -39,6 +39,11 @@ class Output:
     value: Any = None
     problem: str | None = None
     index: int | None = None
+    fault: ErrorInfo | None = None
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.problem is None and self.fault is None
 
 
 @dataclass(frozen=True)

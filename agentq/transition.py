@@ -131,6 +131,8 @@ def _answered(snapshot: Snapshot, reply: Replied) -> Transition:
     snapshot, placed = _append(snapshot, reply.message)
     if output is None:
         return replace(_end(snapshot, Ending(stop_reason="final_answer", text=reply.message.text)), messages=placed)
+    if output.fault is not None:
+        return replace(_end(snapshot, Ending(error=output.fault)), messages=placed)
     if output.problem is None:
         ending = Ending(stop_reason="output", text=reply.message.text, output=output.value)
         return replace(_end(snapshot, ending), messages=placed)
@@ -222,7 +224,7 @@ def _planned(index: int, call: PlannedCall, reply: Replied) -> PlannedCall:
     if index >= MAX_CALLS_PER_REPLY:
         text = f"Skipped: only the first {MAX_CALLS_PER_REPLY} calls of one reply are taken. Ask again if needed."
         return replace(call, result=_result(call, "skipped", text))
-    if output is not None and output.index is not None and output.problem is None:
+    if output is not None and output.index is not None and output.is_accepted:
         if index == output.index:
             accepted = ToolResult(call_id=call.call_id, name=call.tool, text="Accepted as the final answer.")
             return replace(call, result=accepted)
@@ -236,6 +238,8 @@ def _result(call: PlannedCall | OpenCall, code: str, text: str) -> ToolResult:
 
 
 def _after_reply(snapshot: Snapshot, output: Output | None) -> Transition:
+    if output is not None and output.fault is not None:
+        return _end(snapshot, Ending(error=output.fault))
     if output is not None and output.problem is None:
         return _end(snapshot, Ending(stop_reason="output", output=output.value))
     if output is not None and output.problem is not None:

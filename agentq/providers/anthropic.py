@@ -5,8 +5,9 @@ from typing import Any
 
 from agentq.messages import AssistantMessage, ToolMessage, UserMessage
 from agentq.providers.anthropic_reply import is_sendable, read_reply
-from agentq.providers.base import ModelReply, ModelRequest, ToolSpec
+from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
 from agentq.providers.endpoint import Endpoint, Secret
+from agentq.providers.schemas import ANTHROPIC, narrowed
 from agentq.providers.transcript import IdRule, SentIds, arguments_object, kept_blocks, sent_name
 
 DEFAULT_MAX_TOKENS = 8192
@@ -49,6 +50,11 @@ class Anthropic:
     def __repr__(self) -> str:
         return f"Anthropic({self.name!r})"
 
+    def output_format(self, schema: dict[str, Any], *, forced: bool) -> OutputFormat | None:
+        """See HasOutputFormat. This mode is strict or not there."""
+        strict = narrowed(schema, ANTHROPIC)
+        return None if strict is None else OutputFormat(strict)
+
     def complete(self, request: ModelRequest) -> ModelReply:
         document = self._endpoint.post("/v1/messages", request_body(request, self.name), request.timeout_secs)
         return read_reply(document, self.name, request.model)
@@ -64,6 +70,9 @@ def request_body(request: ModelRequest, name: str) -> dict[str, Any]:
         body["system"] = request.instructions
     if request.tools:
         body["tools"] = [*body.get("tools", ()), *map(_tool, request.tools)]
+    if request.output is not None:
+        answer = {"format": {"type": "json_schema", "schema": request.output.schema}}
+        body["output_config"] = answer | body.get("output_config", {})
     return body
 
 

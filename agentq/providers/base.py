@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from agentq.messages import AssistantMessage, Message, Usage
 
@@ -17,10 +17,19 @@ class ToolSpec:
 
 
 @dataclass(frozen=True)
+class OutputFormat:
+    """The form of the final answer, for a provider that has a mode for that; ``strict``: it holds the model to it."""
+
+    schema: dict[str, Any]
+    strict: bool = True
+
+
+@dataclass(frozen=True)
 class ModelRequest:
     """One model call in neutral words. ``settings`` go out as they are (temperature, max_tokens, …); none is invented.
 
-    ``timeout_secs`` bounds the whole call, connecting and reading included.
+    ``output`` is what the provider's own ``output_format`` gave. ``timeout_secs`` bounds the whole call, connecting and
+    reading included.
     """
 
     model: str
@@ -28,6 +37,7 @@ class ModelRequest:
     messages: Sequence[Message]
     tools: Sequence[ToolSpec] = ()
     settings: dict[str, Any] = field(default_factory=dict)
+    output: OutputFormat | None = None
     timeout_secs: float = 600.0
 
 
@@ -40,9 +50,25 @@ class ModelReply:
 
 
 class Provider(Protocol):
-    """Anything that can answer a ModelRequest. Raises ProviderError and nothing else for faults of the model's side."""
+    """Anything that can answer a ModelRequest. Raises ProviderError and nothing else for faults of the model's side.
+
+    One with a mode of its own for structured answers says so with ``output_format``, see HasOutputFormat; to any other
+    the final answer is a tool.
+    """
 
     @property
     def name(self) -> str: ...
 
     def complete(self, request: ModelRequest) -> ModelReply: ...
+
+
+@runtime_checkable
+class HasOutputFormat(Protocol):
+    """A provider that can hold a model to the schema of a final answer."""
+
+    def output_format(self, schema: dict[str, Any], *, forced: bool) -> OutputFormat | None:
+        """The schema, of type object, as this mode takes it; None where it cannot, so that a tool is used.
+
+        ``forced``: the user wants this mode, also where it is not known to hold the model to all of the schema.
+        """
+        ...

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentq.messages import AssistantMessage, ToolMessage, UserMessage
-from agentq.providers.base import ModelReply, ModelRequest, ToolSpec
+from agentq.output import OUTPUT_TOOL
+from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
 from agentq.providers.chat_reply import read_reply
 from agentq.providers.endpoint import Endpoint, Secret
 from agentq.providers.profiles import PROFILES, Profile, variable
+from agentq.providers.schemas import OPENAI, narrowed
 from agentq.providers.transcript import SentIds, arguments_object, kept_blocks, result_text, sent_name
 
 
@@ -50,6 +52,15 @@ class OpenAIChat:
     def __repr__(self) -> str:
         return f"OpenAIChat({self.name!r})"
 
+    def output_format(self, schema: dict[str, Any], *, forced: bool) -> OutputFormat | None:
+        """See HasOutputFormat. Forced, a schema beyond OpenAI's strict mode goes out as it is, and is not strict."""
+        if not (self._profile.json_schema or forced):
+            return None
+        strict = narrowed(schema, OPENAI)
+        if strict is not None:
+            return OutputFormat(strict)
+        return OutputFormat(schema, strict=False) if forced else None
+
     def complete(self, request: ModelRequest) -> ModelReply:
         body = request_body(request, self.name, self._profile)
         document = self._endpoint.post("/chat/completions", body, request.timeout_secs)
@@ -65,6 +76,9 @@ def request_body(request: ModelRequest, name: str, profile: Profile) -> dict[str
     body |= {"model": request.model, "messages": _messages(request, name, profile)}
     if request.tools:
         body["tools"] = [*body.get("tools", ()), *map(_tool, request.tools)]
+    if request.output is not None:
+        answer = {"name": OUTPUT_TOOL, "schema": request.output.schema, "strict": request.output.strict}
+        body.setdefault("response_format", {"type": "json_schema", "json_schema": answer})
     return body
 
 

@@ -13,6 +13,7 @@ class Profile:
 
     ``reasoning_back`` says how long its reasoning goes back: with every request, or only while the tool calls that it
     led to are being answered. ``user_after_tool`` is false where a user message may not follow a tool result.
+    ``json_schema``: it holds answers to a schema, beside tools too (others do, but not with tools, or not each model).
     """
 
     base_url: str = ""
@@ -21,6 +22,7 @@ class Profile:
     call_ids: IdRule | None = None
     reasoning_back: Literal["tool_loop", "always"] = "tool_loop"
     user_after_tool: bool = True
+    json_schema: bool = False
     header_variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -29,6 +31,7 @@ PROFILES: dict[str, Profile] = {
         "https://api.openai.com/v1",
         max_tokens_field="max_completion_tokens",
         call_ids=IdRule(r"[a-zA-Z0-9_-]{1,40}", 24),
+        json_schema=True,
         header_variables={"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"},
     ),
     "groq": Profile("https://api.groq.com/openai/v1"),

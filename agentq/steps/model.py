@@ -10,12 +10,20 @@ from agentq.hooks import EndRun, ModelView
 from agentq.messages import AssistantMessage, Usage
 from agentq.outcomes import Failed, HookEnded, ModelFailed, Replied
 from agentq.output import OUTPUT_TOOL
-from agentq.providers.base import ModelReply, ModelRequest, Provider, ToolSpec
+from agentq.providers.base import (
+    HasOutputFormat,
+    ModelReply,
+    ModelRequest,
+    OutputFormat,
+    Provider,
+    ToolSpec,
+)
 from agentq.run import Snapshot
 from agentq.services import Services
+from agentq.steps.answers import answers, structured
 from agentq.steps.base import Done, context, guarded
 from agentq.steps.hooked import Notes, after_model, before_model
-from agentq.steps.plan import plan, structured, with_ids
+from agentq.steps.plan import plan, with_ids
 from agentq.values import replace
 
 
@@ -24,12 +32,14 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
     # A deploy may have shortened the list of fallback models meanwhile.
     chosen = agent.models[min(snapshot.progress.model_index, len(agent.models) - 1)]
     provider, model = services.resolve(chosen)
+    output = _native_output(agent, provider, model)
     request = ModelRequest(
         model=model,
         instructions=_instructions(agent, snapshot.progress.facts),
         messages=services.transcripts.read(snapshot),
-        tools=tool_specs(agent),
+        tools=tool_specs(agent, with_output=output is None),
         settings=agent.model_settings,
+        output=output,
         timeout_secs=_bounded(snapshot, agent),
     )
     notes = Notes()
@@ -40,7 +50,7 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
         request = seen
     data: dict[str, Any] = {"provider": provider.name, "model": model}
     try:
-        reply = guarded(lambda: provider.complete(request))
+        reply = _complete(provider, request, agent)
     except ProviderError as error:
         return Done(_failed(error, agent), data | {"error": error.code} | notes.data)
     return _replied(snapshot, agent, request, reply, data, notes)
@@ -92,9 +102,12 @@ def _replied(
     if ends is not None:
         return Done(_ended(ends, message, reply.usage), data | notes.data)
     offered = frozenset(spec.name for spec in request.tools)
-    cut = message.stop == "length"
-    calls = tuple(plan(call, agent, snapshot, cut=cut, faults=notes.faults, offered=offered) for call in message.calls)
-    return Done(Replied(message, reply.usage, calls, structured(message, agent)), data | notes.data)
+    cut, found = message.stop == "length", answers(message, agent, context(snapshot))
+    calls = tuple(
+        plan(call, agent, snapshot, cut=cut, faults=notes.faults, offered=offered, answer=found.get(index))
+        for index, call in enumerate(message.calls)
+    )
+    return Done(Replied(message, reply.usage, calls, structured(found)), data | notes.data)
 
 
 def _signed(message: AssistantMessage, data: dict[str, Any]) -> AssistantMessage:
@@ -116,9 +129,42 @@ def _instructions(agent: AgentSpec, facts: tuple[str, ...]) -> str:
     return f"{agent.instructions}\n\nWhat you remember:\n{listed}".strip()
 
 
-def tool_specs(agent: AgentSpec) -> tuple[ToolSpec, ...]:
-    """The tools as the model sees them, with the one for the final answer where the agent has an output schema."""
+def tool_specs(agent: AgentSpec, *, with_output: bool) -> tuple[ToolSpec, ...]:
+    """The tools as the model sees them; ``with_output``: with the one for the final answer, where there is a schema."""
     specs = [ToolSpec(tool.name, tool.description, tool.schema) for tool in agent.tools.values()]
-    if agent.output is not None:
-        specs.append(ToolSpec(OUTPUT_TOOL, "Give the final answer in this form.", agent.output.schema))
-    return tuple(specs)
+    return (*specs, *_output_tool(agent)) if with_output else tuple(specs)
+
+
+def _output_tool(agent: AgentSpec) -> tuple[ToolSpec, ...]:
+    if agent.output is None:
+        return ()
+    return (ToolSpec(OUTPUT_TOOL, "Give the final answer in this form.", agent.output.schema),)
+
+
+# Models that have refused a request for their native form, and took it with a tool; of this process.
+_REFUSED: set[tuple[str, str]] = set()
+
+
+def _native_output(agent: AgentSpec, provider: Provider, model: str) -> OutputFormat | None:
+    """The form of the final answer where the provider's own mode is used for it; else it is a tool."""
+    if agent.output is None or agent.output_mode == "tool" or not isinstance(provider, HasOutputFormat):
+        return None
+    forced = agent.output_mode == "native"
+    if (provider.name, model) in _REFUSED and not forced:
+        return None
+    return provider.output_format(agent.output.schema, forced=forced)
+
+
+def _complete(provider: Provider, request: ModelRequest, agent: AgentSpec) -> ModelReply:
+    """One call. A model that refuses the native form, which older ones do not have, is asked with the tool at once."""
+    began = time.monotonic()
+    try:
+        return guarded(lambda: provider.complete(request))
+    except ProviderError as error:
+        if error.kind != "request_rejected" or request.output is None or agent.output_mode == "native":
+            raise
+    left = max(request.timeout_secs - (time.monotonic() - began), 0.001)
+    plain = replace(request, output=None, tools=(*request.tools, *_output_tool(agent)), timeout_secs=left)
+    reply = guarded(lambda: provider.complete(plain))
+    _REFUSED.add((provider.name, request.model))
+    return reply

@@ -1,4 +1,4 @@
-"""Look at a reply's calls before any runs: which tool, fit arguments, unique ids, what a structured answer is worth."""
+"""Look at a reply's calls before any runs: which tool, fit arguments, unique ids."""
 
 import logging
 from collections.abc import Container
@@ -8,10 +8,10 @@ from typing import Any
 from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
 from agentq.context import RunContext
-from agentq.limits import MAX_CALLS_PER_REPLY, MAX_DEPTH
+from agentq.limits import MAX_DEPTH
 from agentq.messages import AssistantMessage, ToolCall, ToolResult
 from agentq.outcomes import Output, PlannedCall
-from agentq.output import OUTPUT_TOOL, OutputInvalidError
+from agentq.output import OUTPUT_TOOL
 from agentq.run import Snapshot
 from agentq.steps.base import context, guarded
 from agentq.text import cut as shorten
@@ -59,17 +59,18 @@ def plan(
     cut: bool,
     faults: list[str],
     offered: Container[str] | None = None,
+    answer: Output | None = None,
 ) -> PlannedCall:
     """How the call will run, or the result that says why it cannot. ``faults`` are those of the user's own code.
 
-    ``offered`` are the tools that the model had (None: all).
+    ``offered`` are the tools that the model had (None: all); ``answer`` is what the call is worth as a final answer.
     """
     tools = agent.tools if offered is None else {name: agent.tools[name] for name in agent.tools if name in offered}
     found = tools.get(call.name)
     base = PlannedCall(call_id=call.id, tool=call.name)
     if call.name == OUTPUT_TOOL and agent.output is not None:
-        answer = _check(agent, call.arguments, None, cut=cut)
-        result = ToolResult.error(call, "invalid_arguments", answer.problem) if answer.problem else None
+        problem = answer.problem if answer is not None else None
+        result = ToolResult.error(call, "invalid_arguments", problem) if problem else None
         return PlannedCall(call_id=call.id, tool=call.name, kind="output", result=result)
     if found is None:
         known = ", ".join([*tools, *([OUTPUT_TOOL] if agent.output else [])]) or "none"
@@ -116,27 +117,3 @@ def needs_person(
 
 def _settled(base: PlannedCall, result: ToolResult) -> PlannedCall:
     return PlannedCall(call_id=base.call_id, tool=base.tool, result=result)
-
-
-def structured(message: AssistantMessage, agent: AgentSpec) -> Output | None:
-    """The answer in a reply of an agent with ``output=``: the first valid one, else the first problem, else None.
-
-    A text beside calls is no answer; a text alone is. An answer that was cut off fits only by chance.
-    """
-    if agent.output is None:
-        return None
-    cut = message.stop == "length"
-    if not message.calls:
-        return _check(agent, message.text, None, cut=cut) if message.text.strip() else None
-    taken = enumerate(message.calls[:MAX_CALLS_PER_REPLY])
-    checked = [_check(agent, call.arguments, i, cut=cut) for i, call in taken if call.name == OUTPUT_TOOL]
-    return next((answer for answer in checked if answer.problem is None), checked[0] if checked else None)
-
-
-def _check(agent: AgentSpec, text: str, index: int | None, *, cut: bool) -> Output:
-    if cut:
-        return Output(problem="the answer was cut off by the output limit; give a shorter one", index=index)
-    try:
-        return Output(value=agent.output.parse(text), index=index)  # type: ignore[union-attr]
-    except OutputInvalidError as error:
-        return Output(problem=str(error), index=index)

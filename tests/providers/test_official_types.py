@@ -3,13 +3,17 @@
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
-from pydantic import TypeAdapter
+from pydantic import BaseModel, Field, TypeAdapter
 
 from agentq.messages import AssistantMessage, Message, Reasoning, ToolCall, ToolMessage, ToolResult, UserMessage
+from agentq.output import OutputSchema
 from agentq.providers import anthropic, openai_chat
+from agentq.providers.anthropic import Anthropic
 from agentq.providers.base import ModelRequest, ToolSpec
+from agentq.providers.openai_chat import OpenAIChat
 from agentq.providers.profiles import PROFILES
 
 THINKING = {"type": "thinking", "thinking": "hm", "signature": "S"}
@@ -43,6 +47,34 @@ def test_a_chat_request_is_one_to_the_official_client() -> None:
     body = openai_chat.request_body(request, "openai", PROFILES["openai"])
     adapter: TypeAdapter[Any] = TypeAdapter(CompletionCreateParamsNonStreaming)
     assert walk(adapter.validate_python(body)) == body
+
+
+class Ticket(BaseModel):
+    title: str = Field(min_length=3)
+    urgent: bool = False
+
+
+@pytest.mark.parametrize("schema", [OutputSchema(Ticket).schema, OutputSchema(dict[str, int]).schema])
+@pytest.mark.parametrize("tools", [(), TOOLS])
+def test_a_chat_request_for_a_typed_answer_is_one_to_the_official_client(schema: Any, tools: Any) -> None:
+    output = OpenAIChat("openai").output_format(schema, forced=True)
+    body = openai_chat.request_body(
+        ModelRequest("m", "", TRANSCRIPT, tools, output=output), "openai", PROFILES["openai"]
+    )
+    adapter: TypeAdapter[Any] = TypeAdapter(CompletionCreateParamsNonStreaming)
+    assert walk(adapter.validate_python(body)) == body
+    assert body["response_format"]["json_schema"]["strict"] == (schema["properties"] != {})
+
+
+@pytest.mark.parametrize("settings", [{}, {"output_config": {"effort": "low"}}])
+@pytest.mark.parametrize("tools", [(), TOOLS])
+def test_a_messages_request_for_a_typed_answer_is_one_to_the_official_client(settings: Any, tools: Any) -> None:
+    output = Anthropic().output_format(OutputSchema(Ticket).schema, forced=False)
+    body = anthropic.request_body(ModelRequest("m", "", TRANSCRIPT, tools, settings, output=output), "anthropic")
+    adapter: TypeAdapter[Any] = TypeAdapter(MessageCreateParamsNonStreaming)
+    assert walk(adapter.validate_python(body)) == body
+    assert body["output_config"]["format"]["type"] == "json_schema"
+    assert body["output_config"].get("effort") == settings.get("output_config", {}).get("effort")
 
 
 def test_a_messages_request_is_one_to_the_official_client() -> None:

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agentq.agent import AgentSpec
+from agentq.context import RunContext
 from agentq.limits import Limits
 from agentq.messages import AssistantMessage, Stop, ToolCall, Usage
-from agentq.outcomes import Replied, Transition
-from agentq.steps.plan import plan, structured, with_ids
+from agentq.outcomes import Output, Replied, Transition
+from agentq.steps.answers import answers, structured
+from agentq.steps.plan import plan, with_ids
 from agentq.tools import tool
 from agentq.transition import decide
 from tests.unit.loop import codes, fresh
@@ -37,6 +39,13 @@ PLAIN = AgentSpec("plain", model="openai:x", tools=[pay, draw, HELPER.as_tool()]
 TYPED = AgentSpec("typed", model="openai:x", tools=[pay, draw], approve=["pay"], output=Ticket)
 
 
+CTX = RunContext(run_id="run_1", agent="test")
+
+
+def worth(reply: AssistantMessage, agent: AgentSpec) -> Output | None:
+    return structured(answers(reply, agent, CTX))
+
+
 def message(*calls: tuple[str, Any], text: str = "", stop: Stop = "tool_calls") -> AssistantMessage:
     asked = [
         ToolCall(id=f"c{i}", name=name, arguments=given if isinstance(given, str) else json.dumps(given))
@@ -47,12 +56,17 @@ def message(*calls: tuple[str, Any], text: str = "", stop: Stop = "tool_calls") 
 
 def planned(reply: AssistantMessage, agent: AgentSpec = PLAIN, **changes: Any) -> list[Any]:
     snapshot = fresh(**changes)
-    return [plan(call, agent, snapshot, cut=reply.stop == "length", faults=[]) for call in reply.calls]
+    found = answers(reply, agent, CTX)
+    cut = reply.stop == "length"
+    return [
+        plan(call, agent, snapshot, cut=cut, faults=[], answer=found.get(index))
+        for index, call in enumerate(reply.calls)
+    ]
 
 
 def follow(reply: AssistantMessage, agent: AgentSpec = TYPED) -> Transition:
     """What the state machine makes of it."""
-    return decide(fresh(), Replied(reply, Usage(), tuple(planned(reply, agent)), structured(reply, agent)))
+    return decide(fresh(), Replied(reply, Usage(), tuple(planned(reply, agent)), worth(reply, agent)))
 
 
 # ---------------------------------------------------------------------------------------------- ids
@@ -204,12 +218,12 @@ def test_an_answer_beyond_the_calls_that_are_taken_is_none() -> None:
 
 
 def test_a_text_alone_is_an_answer_and_one_beside_calls_is_none() -> None:
-    alone = structured(AssistantMessage(text='{"a": 2}'), TYPED)
+    alone = worth(AssistantMessage(text='{"a": 2}'), TYPED)
     assert alone is not None
     assert alone.value == {"a": 2}
-    assert structured(message(("draw", ""), text='{"a": 2}'), TYPED) is None
-    assert structured(AssistantMessage(text="  "), TYPED) is None
-    assert structured(AssistantMessage(text="hello"), PLAIN) is None
+    assert worth(message(("draw", ""), text='{"a": 2}'), TYPED) is None
+    assert worth(AssistantMessage(text="  "), TYPED) is None
+    assert worth(AssistantMessage(text="hello"), PLAIN) is None
 
 
 @pytest.mark.parametrize(
