@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0009"
-down_revision = "0008"
+revision = "0010"
+down_revision = "0009"
 
 STATEMENTS = (
     # Both change nothing of a row. Who uses the table is not made to wait behind us for those before us.
