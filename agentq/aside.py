@@ -3,7 +3,7 @@
 import inspect
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
@@ -36,20 +36,17 @@ def call(function: Callable[[], Any], secs: float) -> Any:
     # Also where a signal could stop it (the main thread of a tool's process): one that waits in C would stop us.
     thread = threading.Thread(target=_work, args=(function, context, secs, outcome), name="agentq-aside", daemon=True)
     thread.start()
-    try:
-        return outcome.result(secs)
-    except TimeoutError:
-        if outcome.done():
-            raise
+    wait([outcome], secs)
+    # Asked once: it may come back at any moment.
+    if not outcome.done():
         _left.append(thread)
-        raise TookTooLong(f"no answer within {secs:g} s") from None
+        _BESIDE.set(None)
+        raise TookTooLong(f"no answer within {secs:g} s")
+    _adopt(context)
+    try:
+        return outcome.result()
     except ToolTimeoutError:
         raise TookTooLong(f"no answer within {secs:g} s") from None
-    finally:
-        if outcome.done():
-            _adopt(context)
-        else:
-            _BESIDE.set(None)
 
 
 def _work(function: Callable[[], Any], context: Context, secs: float, outcome: "Future[Any]") -> None:

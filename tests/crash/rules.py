@@ -142,6 +142,12 @@ def _check_usage(found: Story, undisturbed: Story, *, same_texts: bool) -> None:
     for run, other, events in zip(found.runs, undisturbed.runs, found.events, strict=True):
         saved = [event.data for event in events if "input_tokens" in event.data]
         counted = [(data["input_tokens"], data["output_tokens"]) for data in saved]
+        # What a sub-agent used is used by the run that it answered.
+        counted += [
+            (below.usage.input_tokens or 0, below.usage.output_tokens or 0)
+            for below in found.runs
+            if below.parent_run_id == run.id
+        ]
         assert run.usage == Usage(input_tokens=sum(i for i, _ in counted), output_tokens=sum(o for _, o in counted))
         # What the next model call reads is longer where a result says that the call was interrupted.
         assert run.usage == other.usage or not same_texts
