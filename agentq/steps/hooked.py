@@ -110,7 +110,7 @@ def before_model(agent: AgentSpec, ctx: RunContext, view: ModelView, notes: Note
 
 def _changed_view(view: ModelView, answer: Any) -> ModelView:
     changed = _must_be(ModelView, answer)
-    messages, tools = tuple(changed.messages), tuple(changed.tools)
+    messages, tools = tuple(changed.messages), tuple(dict.fromkeys(changed.tools))
     if not isinstance(changed.instructions, str):
         raise RefusedError("it returned instructions that are not a text")
     if not set(tools) <= set(view.tools):

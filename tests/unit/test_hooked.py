@@ -163,9 +163,9 @@ def test_hooks_may_be_async() -> None:
 
 
 def test_a_view_may_have_other_instructions_messages_and_fewer_tools() -> None:
-    other = replace(VIEW, instructions="a\x00b", messages=[UserMessage(text="x")], tools=[])
+    other = replace(VIEW, instructions="a\x00b", messages=[UserMessage(text="x")], tools=["pay", "pay"])
     passed, notes = seen(other)
-    assert passed.value == ModelView("a\ufffdb", (UserMessage(text="x"),), (), "p:m")
+    assert passed.value == ModelView("a\ufffdb", (UserMessage(text="x"),), ("pay",), "p:m")
     assert notes.data == {"changed_by": ["Does"]}
 
 
