@@ -520,8 +520,9 @@ def test_twenty_threads_enqueue_cancel_and_finish_at_once(database: Database) ->
             with suppress(RunCancelledError):
                 assert handle.result().text == "done"
     assert sum(map(len, handles.values())) == THREADS * EACH
-    assert {most[f"key {n}"] for n in range(KEYS)} == {2}
-    assert max(seen.values()) == 2
+    assert len(most) == KEYS
+    assert max(most.values()) <= 2
+    assert max(seen.values()) <= 2
     assert at_work(database) == {}
 
 
