@@ -199,9 +199,10 @@ def test_no_setting_of_the_callers_session_changes(drain: Drain, guest: Open) ->
 def test_a_foreign_search_path_and_row_factory_do_not_matter(drain: Drain, database: Database) -> None:
     for factory in (dict_row, scalar_row):
         with psycopg.connect(database.url, row_factory=factory) as connection:
-            connection.execute("CREATE TEMPORARY TABLE runs (id text)")
+            connection.execute("CREATE TEMPORARY TABLE runs (id text) ON COMMIT DROP")
             connection.execute(
-                "CREATE FUNCTION pg_temp.now() RETURNS timestamptz LANGUAGE sql AS 'SELECT NULL::timestamptz'"
+                "CREATE OR REPLACE FUNCTION pg_temp.now() RETURNS timestamptz LANGUAGE sql "
+                "AS 'SELECT NULL::timestamptz'"
             )
             connection.execute("SET LOCAL search_path = pg_temp, public, pg_catalog")
             handle = drain.enqueue(TEST, connection=connection, thread=f"t {factory}", idempotency_key=f"k {factory}")
