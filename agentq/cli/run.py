@@ -45,7 +45,7 @@ from agentq.wire import RANKS
     help="Before or after others that wait for a worker.",
 )
 @click.option("--concurrency-key", metavar="KEY", help="With --concurrency-limit: so many runs of this key at once.")
-@click.option("--concurrency-limit", type=click.IntRange(min=1), metavar="NUMBER")
+@click.option("--concurrency-limit", type=click.IntRange(min=1), metavar="NUMBER", help="With --concurrency-key.")
 @options.agents
 @options.as_json
 @click.pass_context
