@@ -11,6 +11,7 @@ from agentq.approvals import Decision
 from agentq.errors import AgentqError, ErrorInfo, LeaseLost, RunFinishedError
 from agentq.messages import ToolResult, Usage
 from agentq.outcomes import Cancelled, Decided, Failed
+from agentq.reached import time_is_over
 from agentq.reopen import reopen
 from agentq.results import to_text
 from agentq.run import OpenCall, Snapshot
@@ -18,13 +19,13 @@ from agentq.saving import Saver
 from agentq.services import Services
 from agentq.steps.base import context
 from agentq.steps.hooked import Notes, let_pass
-from agentq.steps.tool_batch import CallDone
+from agentq.steps.tool_batch import CallDone, tell_of_edit
 from agentq.storage import approvals, children, control, endings, queries, threads
 from agentq.storage.journal import NewEvent
 from agentq.storage.rows import CallRef
 from agentq.storage.sql import Connection
 from agentq.storage.steps import Again
-from agentq.transition import decide, time_is_over
+from agentq.transition import decide
 from agentq.values import replace
 from agentq.verdicts import Verdict, expired
 from agentq.wire import WakeUp
@@ -67,7 +68,8 @@ class Control:
                 alike = approvals.decide_alike(connection, snapshot, call.tool, verdict.answer)
                 made += [(other, replace(verdict, call_id=other.call_id)) for other in alike]
         events = [NewEvent("approval.decided", verdict.told) for _, verdict in made]
-        return self._go_on(connection, snapshot, events, [(call, verdict.result(call)) for call, verdict in made])
+        answered = [(call, _told(connection, snapshot, call, verdict)) for call, verdict in made]
+        return self._go_on(connection, snapshot, events, answered)
 
     def _go_on(
         self,
@@ -243,8 +245,10 @@ class Control:
         with self.services.database.autocommit() as connection:
             run = queries.run(connection, run_id)
             call_id, tool = children.call(connection, parent)
+            given = approvals.permission(connection, parent)
         value = run.output if run.output is not None else run.text or ""
-        return _answer(call_id, tool, run.error, value), run.usage
+        answer = _answer(call_id, tool, run.error, value)
+        return tell_of_edit(answer, given.edited if given else None), run.usage
 
     def _answer_call(self, ref: CallRef, result: ToolResult, used: Usage) -> None:
         data = {"worker": self.services.worker}
@@ -257,6 +261,16 @@ class Control:
         self.saver.send(end.wake_ups)
         self.services.probe("announced", "answer")
         self.after(parent)
+
+
+def _told(connection: Connection, snapshot: Snapshot, call: OpenCall, verdict: Verdict) -> ToolResult | None:
+    """The result that a person's word gives a call; None where it runs."""
+    result = verdict.result(call)
+    if result is None or verdict.kind == "approval":
+        return result
+    # It had begun, perhaps with other arguments than the model's.
+    given = approvals.permission(connection, CallRef(snapshot.run_id, snapshot.turn, call.index))
+    return tell_of_edit(result, given.edited if given else None)
 
 
 def _undecided(call: OpenCall) -> ErrorInfo:

@@ -15,6 +15,7 @@ from agentq.heartbeat import Lease
 from agentq.limits import MAX_ATTEMPTS
 from agentq.messages import ToolResult
 from agentq.outcomes import Asked, BatchOpened, CallsFinished, Failed, Transition
+from agentq.reached import out_of_time
 from agentq.run import OpenCall, Snapshot
 from agentq.saving import CallEnd, following_step, more_events
 from agentq.services import Services
@@ -33,7 +34,7 @@ from agentq.storage.rows import CallRef, Claim
 from agentq.storage.sql import Connection
 from agentq.storage.steps import Again
 from agentq.text import told
-from agentq.transition import decide, out_of_time
+from agentq.transition import decide
 from agentq.values import replace
 from agentq.wire import CallMessage
 

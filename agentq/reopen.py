@@ -6,8 +6,8 @@ from typing import Any
 from agentq.agent import make_limits
 from agentq.errors import RunFinishedError, RunNotFinishedError
 from agentq.messages import AssistantMessage, Message, UserMessage
+from agentq.reached import out_of_time, over_limit
 from agentq.run import Snapshot
-from agentq.transition import out_of_time, over_limit
 from agentq.values import replace
 
 

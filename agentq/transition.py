@@ -23,6 +23,7 @@ from agentq.outcomes import (
     Reviewed,
     Transition,
 )
+from agentq.reached import over_limit, too_many_calls
 from agentq.retry import wait_secs
 from agentq.run import Ending, OpenCall, Phase, Snapshot, Status
 from agentq.values import replace
@@ -247,11 +248,10 @@ def _after_reply(snapshot: Snapshot, output: Output | None) -> Transition:
         if failure:
             return _end(snapshot, failure)
     asked = sum(call.kind != "output" for call in snapshot.calls[:MAX_CALLS_PER_REPLY])
-    used = snapshot.progress.tool_calls
-    if used + asked > snapshot.limits.tool_calls:
-        # All or none: a model that asked for five things together may not get along with the first two.
-        return _end(snapshot, _limit("tool_calls", snapshot.limits.tool_calls, used=used, asked=asked))
-    snapshot = _progress(snapshot, tool_calls=used + asked)
+    # All or none: a model that asked for five things together may not get along with the first two.
+    if (reached := too_many_calls(snapshot, asked)) is not None:
+        return _end(snapshot, Ending(error=reached))
+    snapshot = _progress(snapshot, tool_calls=snapshot.progress.tool_calls + asked)
     if not snapshot.pending:
         return _next_turn(snapshot)
     return _go(snapshot, "review" if any(call.needs_approval for call in snapshot.pending) else "tools")
@@ -334,41 +334,6 @@ def _next_turn(snapshot: Snapshot) -> Transition:
     """Back to recall, unless a limit says that there may be no further model call."""
     reached = over_limit(snapshot)
     return _end(snapshot, Ending(error=reached)) if reached else _go(replace(snapshot, calls=()), "recall")
-
-
-def over_limit(snapshot: Snapshot) -> ErrorInfo | None:
-    """The error of a run that may make no further model call; None where it may."""
-    limits, progress = snapshot.limits, snapshot.progress
-    if progress.model_calls >= limits.model_calls:
-        return _over("model_calls", limits.model_calls)
-    if limits.tokens is not None and progress.usage.total >= limits.tokens:
-        return _over("tokens", limits.tokens)
-    return None
-
-
-def out_of_time(snapshot: Snapshot) -> ErrorInfo | None:
-    """The error of a run whose time limit is over, seen before a step of it is begun; None while there is time."""
-    if snapshot.secs_left is None or snapshot.secs_left > 0:
-        return None
-    return time_is_over(snapshot.limits.run_secs or 0.0)
-
-
-def time_is_over(run_secs: float) -> ErrorInfo:
-    """The error of a run that has reached its time limit."""
-    return _over("run_secs", run_secs)
-
-
-def _limit(name: str, value: float, **more: int) -> Ending:
-    return Ending(error=_over(name, value, **more))
-
-
-def _over(name: str, value: float, **more: int) -> ErrorInfo:
-    what = "seconds" if name == "run_secs" else name.replace("_", " ")
-    message = f"the run reached its limit of {value:g} {what}"
-    if more:
-        message += f": {more['used']} were made and the model asked for {more['asked']} more"
-    details = {"limit": name, "value": value, **more}
-    return ErrorInfo(code="limit_exceeded", message=message, details=details)
 
 
 # ---------------------------------------------------------------------------------------------- endings

@@ -23,6 +23,7 @@ from agentq.run import OpenCall, Snapshot
 from agentq.services import Services
 from agentq.steps.base import context, is_stopped
 from agentq.steps.hooked import Notes, Passed, after_tool, before_tool
+from agentq.steps.review import reject
 from agentq.storage import approvals
 from agentq.storage import steps as storage
 from agentq.storage.approvals import Permission, Question
@@ -125,8 +126,16 @@ def _as_edited(done: CallDone, sent: ToolCall, edited: str, agent: AgentSpec) ->
     if done.result.code == "invalid_arguments":
         need = NeedsApproval(f"The changed arguments do not fit: {done.result.text}")
         return replace(done, asks=_question(sent, need, agent))
+    # What is handed to the outside has its result still to come.
+    return done if done.asks is not None else replace(done, result=tell_of_edit(done.result, edited))
+
+
+def tell_of_edit(result: ToolResult, edited: str | None) -> ToolResult:
+    """The result of a call that ran with the arguments ``edited`` by a person, so that the model knows of them."""
+    if edited is None:
+        return result
     note = f"A person changed the arguments to {cut(edited, _MESSAGE_CHARS)} before it ran."
-    return replace(done, result=done.result.model_copy(update={"text": f"{note}\n{done.result.text}"}))
+    return result.model_copy(update={"text": f"{note}\n{result.text}"})
 
 
 def _question(sent: ToolCall, need: NeedsApproval, agent: AgentSpec) -> Question:
@@ -154,7 +163,7 @@ def _run_with_hooks(sent: ToolCall, asked: ToolCall, this: _Attempt) -> CallDone
     if isinstance(passed.value, ToolResult):
         done = CallDone(passed.value)
     else:
-        done = _run_or_probe(passed.value, call, this)
+        done = _unless_decided(_run_or_probe(passed.value, call, this), passed.value, call, this)
         done = done if asked is sent else _as_edited(done, sent, asked.arguments, agent)
     if agent.listeners["after_tool"] and done.asks is None:
         lease.prolong(MAX_HOOKS_SECS)
@@ -168,6 +177,22 @@ def _run_or_probe(asked: ToolCall, call: OpenCall, this: _Attempt) -> CallDone:
     probed = _probe(asked, call, agent, ctx, lease) if this.may_have_run and call.on_unknown == "probe" else None
     done = probed if probed and probed.probe != NOT_HAPPENED else _run(asked, call, agent, ctx, lease)
     return replace(done, probe=probed.probe) if probed else done
+
+
+def _unless_decided(done: CallDone, asked: ToolCall, call: OpenCall, this: _Attempt) -> CallDone:
+    """Where the tool asks whether it may run, and a decision for the rest of the run says so, nobody is asked again."""
+    if done.asks is None or done.asks.kind != "approval":
+        return done
+    with this.services.database.autocommit() as connection:
+        _, standing = approvals.under_review(connection, this.snapshot.run_id)
+        answer = standing.get(call.tool)
+        if answer is None:
+            return done
+        # Of an attempt that is lost it stays on record, too: it was decided so.
+        approvals.put(connection, this.snapshot, call, replace(done.asks, answer=answer))
+    if answer.status == "rejected":
+        return CallDone(reject(call, answer.reason))
+    return _run(asked, call, this.agent, replace(this.ctx, approved=True), this.lease)
 
 
 def _ended(ends: EndRun | ErrorInfo | None) -> HookEnded | ErrorInfo | None:

@@ -1,6 +1,7 @@
 """The caller's own transaction, as a place to write runs in: nothing of it is changed, and nothing of it is kept."""
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -38,18 +39,19 @@ _PENDING = "agentq_after_commit"
 _KINDS = "a SQLAlchemy Connection or Session, or a psycopg Connection"
 
 
-class Callers:
+class Callers(ABC):
     """A connection of somebody else, in whose open transaction statements are executed. Its errors pass as they are."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def execute(self, statement: bytes, values: Mapping[str, Any], /) -> Found:
-        raise NotImplementedError
+    @abstractmethod
+    def execute(self, statement: bytes, values: Mapping[str, Any], /) -> Found: ...
 
     def first(self, statement: bytes, values: Mapping[str, Any], /) -> Row | None:
         return self.execute(statement, values).first()
 
+    @abstractmethod
     def after_commit(self, act: Callable[[], object]) -> None:
         """Have this done as soon as the transaction is committed, where that can be known."""
 
@@ -117,6 +119,9 @@ class _Psycopg(Callers):
         # A cursor of our own: theirs may give rows of any kind. Not prepared: a pooler may stand between.
         cursor: Any = _Rows(self._connection, row_factory=namedtuple_row)
         return cursor.execute(statement, values, prepare=False)  # type: ignore[no-any-return]
+
+    def after_commit(self, act: Callable[[], object]) -> None:
+        """Nobody is told of the commit: a sweep finds the run."""
 
 
 class _Rows(psycopg.Cursor[Row]):

@@ -294,6 +294,43 @@ def test_a_sticky_decision_is_for_its_tool_and_its_run_only(database: Database) 
     assert [approval.tool for approval in second.approvals()] == ["pay"]
 
 
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+@pytest.mark.parametrize("approved", [True, False])
+def test_a_sticky_decision_holds_for_a_tool_that_asks_by_itself_too(
+    database: Database, calls: int, approved: bool
+) -> None:
+    bank = Bank(asks_from=100)
+    drain, handle = waiting(database, bank.agent(pays(500), pays(*range(600, 600 + calls)), approve=[]))
+    (approval,) = handle.approvals()
+    handle.decide({approval: Approve(sticky=True) if approved else Reject("never", sticky=True)}, by="eva")
+    drain.work()
+    assert handle.result().text == "done"
+    record = [(a.status, a.decided_by, a.sticky) for a in handle.approvals(status=None)]
+    assert record == [("approved" if approved else "rejected", "eva", True)] * (1 + calls)
+    later = [f"paid {600 + n}" for n in range(calls)] if approved else ["A person rejected this call: never"] * calls
+    assert texts(handle)[1:] == later
+    assert sorted(paid for paid, *_ in bank.paid) == ([500, *range(600, 600 + calls)] if approved else [])
+
+
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+def test_the_model_learns_of_changed_arguments_also_from_the_outside(database: Database, calls: int) -> None:
+    @tool
+    def pay(amount: float) -> str:
+        """Hand it over."""
+        raise Deferred
+
+    agent = Agent("test", model=Scripted([pays(*range(calls)), "done"]), tools=[pay], approve=["pay"])
+    drain, handle = waiting(database, agent)
+    handle.decide({a: Approve({"amount": 7}) if not n else Reject("no") for n, a in enumerate(handle.approvals())})
+    drain.work()
+    (out,) = handle.approvals()
+    assert out.kind == "deferred"
+    handle.complete(out.call_id, "sent")
+    drain.work()
+    assert handle.result().text == "done"
+    assert texts(handle)[0] == 'A person changed the arguments to {"amount": 7} before it ran.\nsent'
+
+
 def test_of_decisions_given_together_each_call_has_its_own_beside_a_sticky_one(database: Database) -> None:
     bank = Bank()
     drain, handle = waiting(database, bank.agent(pays(1, 2, 3)))
@@ -808,3 +845,4 @@ def test_a_sub_agent_may_need_approval_itself_with_a_changed_task(database: Data
     handle.approve(handle.approvals()[0].call_id, arguments={"input": "y"})
     drain.work()
     assert (handle.result().text, heard) == ("done", ["y"])
+    assert texts(handle) == ['A person changed the arguments to {"input": "y"} before it ran.\ndid it']
