@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from agentq import Agent, AssistantMessage, Hooks, ModelView, RunContext, ToolCall, ToolResult, tool
+from agentq import Agent, Hooks, RunContext, tool
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Scripted
 from agentq.storage.database import Database
 from tests.cases.stored import assert_over, assert_strict_and_clean, results
 from tests.engine.drain import Drain
+from tests.engine.moments import Does
 from tests.waiting import eventually
 from tests.workers.fleet import Fleet
 
@@ -23,29 +24,6 @@ def free() -> Any:
     event = threading.Event()
     yield event
     event.set()
-
-
-class Does(Hooks):
-    """At one moment what it was given."""
-
-    def __init__(self, moment: str, does: Any) -> None:
-        self._moment, self._does = moment, does
-
-    def _at(self, moment: str) -> None:
-        if moment == self._moment:
-            self._does()
-
-    def before_model(self, ctx: RunContext, view: ModelView) -> None:
-        self._at("before_model")
-
-    def after_model(self, ctx: RunContext, reply: AssistantMessage) -> None:
-        self._at("after_model")
-
-    def before_tool(self, ctx: RunContext, call: ToolCall) -> None:
-        self._at("before_tool")
-
-    def after_tool(self, ctx: RunContext, result: ToolResult) -> None:
-        self._at("after_tool")
 
 
 def fails() -> None:

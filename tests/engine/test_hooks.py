@@ -26,6 +26,7 @@ from agentq.providers.scripted import Call, Fault, Scripted
 from agentq.storage.database import Database
 from tests.cases.stored import assert_over, results
 from tests.engine.drain import Died, Drain
+from tests.engine.moments import Does
 
 ran: list[Any] = []
 
@@ -216,34 +217,19 @@ def test_what_a_person_has_written_is_what_runs_or_nothing(database: Database) -
 # ---------------------------------------------------------------------------------------------- guards
 
 
-class Guard(Hooks):
+def leaks() -> None:
+    raise RuntimeError("secret")
+
+
+class Guard(Does):
     required = True
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def _at(self, where: str) -> None:
-        if where == self.where:
-            raise RuntimeError("secret")
-
-    def before_model(self, ctx: RunContext, view: ModelView) -> None:
-        self._at("before_model")
-
-    def after_model(self, ctx: RunContext, reply: AssistantMessage) -> None:
-        self._at("after_model")
-
-    def before_tool(self, ctx: RunContext, call: ToolCall) -> None:
-        self._at("before_tool")
-
-    def after_tool(self, ctx: RunContext, result: ToolResult) -> None:
-        self._at("after_tool")
 
 
 @pytest.mark.parametrize("calls", [1, 3])
 @pytest.mark.parametrize("where", ["before_model", "after_model", "before_tool", "after_tool"])
 def test_a_guard_that_fails_ends_the_run_and_nothing_passes_it(database: Database, where: str, calls: int) -> None:
     script = [Call("pay", {"amount": n + 1}) for n in range(calls)]
-    handle = done(database, agent(script, "never", hooks=[Guard(where)]))
+    handle = done(database, agent(script, "never", hooks=[Guard(where, leaks)]))
     with pytest.raises(RunFailedError) as caught:
         handle.result()
     assert caught.value.code == "hook_failed"

@@ -17,7 +17,6 @@ from agentq import (
     RunContext,
     RunFailedError,
     ThreadBusyError,
-    ToolCall,
     ToolError,
     ToolMessage,
     ToolResult,
@@ -31,6 +30,7 @@ from agentq.providers.scripted import Call, Fault, Scripted, Step
 from agentq.storage.database import Database
 from agentq.wire import BatchMessage, CallMessage
 from tests.engine.drain import Drain
+from tests.engine.moments import Does
 
 
 @tool
@@ -404,30 +404,16 @@ def test_cancelling_during_a_step_ends_the_run_with_that_step_and_keeps_what_it_
 
 
 def test_a_hook_may_end_the_run_at_every_point_and_its_output_is_the_result(database: Database) -> None:
-    class Stop(Hooks):
-        def __init__(self, where: str) -> None:
-            self.where = where
+    def stop(where: str) -> Does:
+        def end() -> None:
+            raise EndRun({"stopped": where})
 
-        def _at(self, where: str) -> None:
-            if where == self.where:
-                raise EndRun({"stopped": where})
-
-        def before_model(self, ctx: RunContext) -> None:
-            self._at("before_model")
-
-        def after_model(self, ctx: RunContext, reply: AssistantMessage) -> None:
-            self._at("after_model")
-
-        def before_tool(self, ctx: RunContext, call: ToolCall) -> None:
-            self._at("before_tool")
-
-        def after_tool(self, ctx: RunContext, result: ToolResult) -> None:
-            self._at("after_tool")
+        return Does(where, end)
 
     for where in ("before_model", "after_model", "before_tool", "after_tool"):
         for calls in (1, 3):
             script = [Call("add", {"a": 1, "b": i}) for i in range(calls)]
-            result = Drain(database).run(agent(script, "never", hooks=[Stop(where)]))
+            result = Drain(database).run(agent(script, "never", hooks=[stop(where)]))
             assert (result.stop_reason, result.output) == ("hook_end", {"stopped": where})
             replies = [message for message in result.messages if isinstance(message, AssistantMessage)]
             asked = sum(len(reply.calls) for reply in replies)
