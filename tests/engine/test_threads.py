@@ -186,7 +186,8 @@ def test_a_run_at_work_behind_the_cut_is_void_at_once_and_ends_with_its_step(dat
 
 
 def test_rewinds_and_messages_at_once_leave_one_open_run_and_a_whole_conversation(database: Database) -> None:
-    drain, shop = talked(database)
+    # So many that ten rewinds, of three messages at most, cannot take them all.
+    drain, shop = talked(database, messages=6)
     enqueued: list[Any] = []
 
     def say() -> None:
