@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from agentq.busy import OnBusy, OnWaiting, WhenBusy, take_on_thread
 from agentq.errors import ConfigError
 from agentq.handle import Handle
 from agentq.ids import new_id
@@ -60,6 +61,8 @@ class Client(Link):
         concurrency_limit: int | None = None,
         connection: Any = None,
         allow_unknown: bool = False,
+        on_busy: OnBusy = "reject",
+        on_waiting: OnWaiting = "reject",
     ) -> Handle:
         """Store a run of ``agent`` for the message ``text`` and wake a worker; returns at once.
 
@@ -76,9 +79,18 @@ class Client(Link):
         roll back. The handle can be used after the commit.
         ``allow_unknown``: take a name that no worker ever had, and let the run wait for one that has it; for producers
         deployed before their workers.
+        ``thread``: the conversation that the message continues. One run of a thread is at work at a time. What a
+        message does while another one is: ``on_busy="reject"`` raises ThreadBusyError; ``"enqueue"`` has it wait for
+        its turn, from which its time limit counts; ``"interrupt"`` cancels that run, and those that wait for their
+        turn, and begins when they have ended; ``"steer"`` sends it into the run, whose next model call sees it: the
+        handle is that of this run, which takes nothing else of what is given here. What it does while the run waits
+        for a person: ``on_waiting="reject"``; ``"hold"`` has it wait for its turn; ``"deny_and_continue"`` answers no
+        to all that people are asked, and sends it into the run. With ``connection`` it is rejected or waits, no more.
         Raises UnknownAgentError, ConfigError for values that cannot be stored, ThreadBusyError, UnavailableError
         (nothing is stored then). A broker that is away does not matter: workers find the run.
         """
+        when = WhenBusy(on_busy, on_waiting)
+        when.check(thread, connection)
         new = replace(
             self._new_run(agent, text, tags, context, limits, allow_unknown=allow_unknown),
             idempotency_key=checked_key("idempotency_key", idempotency_key),
@@ -87,7 +99,10 @@ class Client(Link):
             **checked_due(delay_secs, due_at),
             **checked_place(concurrency_key, concurrency_limit),
         )
-        return self._take_in([new], connection)[0]
+        if new.thread_id is None:
+            return self._take_in([new], connection)[0]
+        run_id = take_on_thread(self, new, when, connection)
+        return Handle(self, run_id, is_new=new.id == run_id)
 
     def enqueue_many(  # noqa: PLR0913 - what runs may be given
         self,

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from agentq.agent import AgentSpec
-from agentq.approvals import Decision
-from agentq.errors import AgentqError, ErrorInfo, LeaseLost, RunFinishedError
+from agentq.approvals import Decision, Reject, Settle
+from agentq.errors import AgentqError, ErrorInfo, LeaseLost, LockedError, RunFinishedError, ThreadNotFoundError
 from agentq.messages import ToolResult, Usage
 from agentq.outcomes import Cancelled, Decided, Failed
 from agentq.reached import time_is_over
@@ -172,8 +172,11 @@ class Control:
                 raise RunFinishedError(f"run {run_id} has answered a call of run {parent}; retry that one")
             if thread_id is not None:
                 threads.lock(connection, thread_id)
-                if threads.latest_run(connection, thread_id) != run_id:
+                if not threads.may_reopen(connection, thread_id, run_id):
                     raise RunFinishedError(f"run {run_id} is not the last of thread {thread_id!r} any more")
+                at_work = threads.open_runs(connection, thread_id)
+                if at_work and not at_work[0].is_held and at_work[0].id != run_id:
+                    raise threads.busy(thread_id, at_work[0])
             snapshot, _ = control.lock(connection, run_id)
             said = queries.messages(connection, run_id)
             after, note = reopen(snapshot, said[-1] if said else None, limits)
@@ -197,7 +200,7 @@ class Control:
         if not snapshot.is_terminal:
             return
         logger.log(logging.INFO if snapshot.status == "completed" else logging.WARNING, "%s", _epitaph(snapshot))
-        if snapshot.depth > 0 or snapshot.status != "completed":
+        if snapshot.depth > 0 or snapshot.status != "completed" or snapshot.is_followed:
             self.tell_family(snapshot.run_id)
         agent: AgentSpec | None = self.services.agents.get(snapshot.agent)
         if agent is not None and agent.hears_ends:
@@ -228,7 +231,9 @@ class Control:
         threading.Thread(target=tell, name=_ON_END, daemon=True).start()
 
     def tell_family(self, run_id: str) -> None:
-        """End the children of a run that has ended, and answer the call it was made for; once, however often told."""
+        """End the children of a run that has ended, answer the call it was made for, and let the next of its thread go;
+        once, however often told.
+        """
         with self.services.database.autocommit() as connection:
             ended = children.ended(connection, run_id)
             below = control.open_children(connection, run_id) if ended and not ended.is_completed else ()
@@ -238,8 +243,63 @@ class Control:
             self.cancel(child)
         if ended.parent is not None:
             self._answer_call(ended.parent, *self._answer(run_id, ended.parent))
+        if ended.thread_id is not None and not self.let_follow(ended.thread_id):
+            return
         with self.services.database.autocommit() as connection:
             children.told(connection, run_id)
+
+    def let_follow(self, thread_id: str) -> bool:
+        """Let the first of the runs begin that are held on a thread, where no other is at work there.
+
+        False where somebody has the thread for longer than that is waited for: the sweep tries again.
+        """
+        try:
+            wake_ups = self._let_follow(thread_id)
+        except LockedError as error:
+            logger.info("thread %s: %s", thread_id, error)
+            return False
+        except ThreadNotFoundError:
+            return True
+        self.saver.send(wake_ups)
+        return True
+
+    def _let_follow(self, thread_id: str) -> list[WakeUp]:
+        wake_ups: list[WakeUp] = []
+        with self.services.database.transaction() as connection:
+            threads.lock(connection, thread_id, soon=True)
+            waiting = threads.open_runs(connection, thread_id)
+            if waiting and waiting[0].is_held:
+                patience = self.services.patience_secs
+                run, wake_up = threads.release(connection, waiting[0].id, patience_secs=patience)
+                wake_ups = self.saver.in_line(connection, run, [wake_up]) if wake_up else []
+        return wake_ups
+
+    def look_behind(self, run_id: str) -> None:
+        """For the sweep: a run that the caller's transaction has put behind another one, which does not know it yet."""
+        with self.services.database.autocommit() as connection:
+            thread_id, _ = control.family(connection, run_id)
+        with self.services.database.transaction() as connection:
+            threads.lock(connection, str(thread_id), soon=True)
+            before = threads.before(connection, str(thread_id), run_id)
+            if any(threads.follow(connection, run.id) for run in reversed(before)):
+                threads.stay_behind(connection, run_id)
+                return
+        self.let_follow(str(thread_id))
+
+    def deny(
+        self, connection: Connection, run_id: str, reason: str, *, decided_by: str
+    ) -> list[tuple[Snapshot, list[WakeUp]]]:
+        """In the caller's transaction: answer no to all that people are asked by a run and its sub-agents.
+
+        The answer is each run as it goes on, and what is to be sent. Raises ApprovalNotPendingError when somebody
+        decides at the same moment.
+        """
+        denied: dict[str, dict[str, Decision]] = {}
+        for asked in queries.approvals(connection, run_id=run_id):
+            if asked.kind != "deferred":
+                decision = Settle(None, reason=reason) if asked.kind == "outcome" else Reject(reason)
+                denied.setdefault(asked.run_id, {})[asked.call_id] = decision
+        return [self._decide(connection, each, denied[each], decided_by) for each in sorted(denied)]
 
     def _answer(self, run_id: str, parent: CallRef) -> tuple[ToolResult, Usage]:
         with self.services.database.autocommit() as connection:

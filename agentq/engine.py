@@ -25,7 +25,7 @@ from agentq.steps.model import call_model
 from agentq.steps.recall import recall
 from agentq.steps.review import review
 from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, run_call, unknown_tool
-from agentq.storage import calls, leases, steps
+from agentq.storage import calls, inbox, leases, steps
 from agentq.storage.approvals import Question
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested
@@ -128,6 +128,8 @@ class Engine(Control):
         only = snapshot.only_call
         with self._hold(claim, only.timeout_secs if only else _bound_secs(snapshot, agent)) as lease:
             try:
+                if snapshot.phase in ("recall", "model") and snapshot.steered > snapshot.heard:
+                    snapshot = self._take_up(snapshot)
                 done = self._body(claim, snapshot, agent, lease)
             except UnavailableError as error:
                 # Nothing has been begun: the outage is no fault of this step.
@@ -148,6 +150,10 @@ class Engine(Control):
             done.data["ms"] = round((time.monotonic() - started) * 1000)
             self.services.probe("effect", snapshot.phase)
             return self.settle(claim, snapshot, done, stay)
+
+    def _take_up(self, snapshot: Snapshot) -> Snapshot:
+        with self.services.database.autocommit() as connection:
+            return inbox.take_up(connection, snapshot)
 
     def _still_ours(self, claim: Claim) -> None:
         """Raises LeaseLost where this process stood still since the commit that kept the lease: others have gone on."""

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 from agentq.agent import AgentSpec
+from agentq.busy import OnBusy, OnWaiting
 from agentq.client import Client
 from agentq.errors import ConfigError
 from agentq.handle import Handle
@@ -31,6 +32,8 @@ class RunOptions(TypedDict, total=False):
     concurrency_key: str | None
     concurrency_limit: int | None
     allow_unknown: bool
+    on_busy: OnBusy
+    on_waiting: OnWaiting
 
 
 class EnqueueOptions(RunOptions, total=False):
@@ -97,7 +100,7 @@ class Thread:
         return f"Thread({self.id!r}, {self.agent!r})"
 
     def enqueue(self, text: str, *, client: Client | None = None, **options: Unpack[EnqueueOptions]) -> Handle:
-        """As ``Agent.enqueue``. Raises ThreadBusyError while another run of the thread has not ended."""
+        """As ``Agent.enqueue``; ``on_busy`` and ``on_waiting`` say what it does while another run is at work."""
         return self.agent.enqueue(text, client=client, thread=self.id, **options)
 
     def send(

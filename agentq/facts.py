@@ -80,6 +80,10 @@ class RunFacts(_Work):
     concurrency_key: str | None = None
     has_place: bool | None = None
     at_work: int = 0
+    # It waits for its turn on its thread, behind that run.
+    held: bool | None = None
+    thread_id: str | None = None
+    behind: str | None = None
     calls: tuple[CallFacts, ...] = ()
     approvals: tuple[ApprovalFacts, ...] = ()
     last_event: EventFacts | None = None

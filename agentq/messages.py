@@ -125,6 +125,10 @@ def load_message(payload: str) -> Message:
     return _MESSAGE.validate_json(payload)
 
 
+def load_user_message(payload: str) -> UserMessage:
+    return UserMessage.model_validate_json(payload)
+
+
 def load_messages(payload: str) -> list[tuple[int, Message]]:
     """Messages with their places, from ``[[place, message], …]``."""
     return _PLACED.validate_json(payload)

@@ -151,7 +151,8 @@ class Transition:
 
     ``messages`` are (position, message) pairs; ``opened`` are new calls, ``closed`` the results of old and new ones;
     ``delay_secs`` is when the next step is due (None: not by time); ``approvals`` are the calls put before a person,
-    who is asked what ``asks`` says; ``answered`` those that an earlier decision stands for.
+    who is asked what ``asks`` says; ``answered`` those that an earlier decision stands for. ``hears``: messages that
+    were sent into the run are among its own now, up to ``snapshot.heard``.
     """
 
     snapshot: Snapshot
@@ -164,3 +165,4 @@ class Transition:
     delay_secs: float | None = None
     ending: Ending | None = None
     note: dict[str, Any] | None = None
+    hears: bool = False

@@ -15,7 +15,7 @@ from agentq.run import TERMINAL, OpenCall, Snapshot
 from agentq.saving import CallEnd
 from agentq.steps.base import Done
 from agentq.steps.tool_batch import CallDone, crashed, timed_out
-from agentq.storage import calls, leases, line, steps
+from agentq.storage import calls, leases, line, steps, threads
 from agentq.storage.journal import NewEvent
 from agentq.storage.leases import Due
 from agentq.storage.rows import Claim
@@ -52,7 +52,7 @@ def sweep(
             if process := leases.keep(connection, due, mine=mine, lease_secs=lease_secs, grace_secs=grace_secs):
                 hung(process)
     left = [due for due in found if due.kind != "fading" and not (spare_leases and due.leased)]
-    lost = [due for due in left if due.leased or due.kind in ("late", "undecided") or due.status in TERMINAL]
+    lost = [due for due in left if due.leased or due.kind in ("late", "undecided", "behind") or due.status in TERMINAL]
     _each(engine, lost, _look_at)
     _line_up(engine, [due.run_id for due in left if due.kind == "line"])
     _announce_again(engine, [due for due in left if due not in lost and due.kind != "line"])
@@ -78,12 +78,17 @@ def let_in(engine: Engine, key: str, due: Sequence[str] = ()) -> None:
 
 
 def let_in_all(engine: Engine) -> None:
-    """See to keys that stand still, as when somebody has deleted a run that was at work; now and then is enough."""
+    """See to keys and threads that stand still, as when somebody has deleted a run that was at work; now and then is
+    enough.
+    """
     with engine.services.database.autocommit() as connection:
-        keys = line.standing(connection)
+        keys, held_up = line.standing(connection), threads.standing(connection)
     for key in keys:
         logger.warning("concurrency key %s had a free place and a line: letting the first in", key)
         let_in(engine, key)
+    for thread_id in held_up:
+        logger.warning("thread %s had nobody at work and a message that waits: letting it go", thread_id)
+        engine.let_follow(thread_id)
 
 
 def take_back(engine: Engine, gone: str, *, forgive: bool = False) -> int:
@@ -142,6 +147,8 @@ def _each(engine: Engine, found: list[Due], look_at: Callable[[Engine, Due], boo
 def _look_at(engine: Engine, due: Due) -> None:
     if due.kind == "run" and due.status in ("completed", "failed", "cancelled"):
         engine.tell_of_end(due.run_id)
+    elif due.kind == "behind":
+        engine.look_behind(due.run_id)
     elif due.kind == "late":
         engine.expire(due.run_id)
     elif due.kind == "undecided":

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, TypeAdapter
 
 from agentq.errors import ErrorInfo
 from agentq.limits import Limits
-from agentq.messages import Message, Usage
+from agentq.messages import Message, Usage, UserMessage
 from agentq.values import replace
 from agentq.wire import Priority
 
@@ -134,6 +134,12 @@ class Snapshot:
     concurrency_key: str | None = None
     # Whether it had one of its key's places then; None where it needs none. See storage/line.py.
     has_place: bool | None = None
+    # Another run of its thread waits for this one; so many messages were sent into it, and so many it has taken up;
+    # those that it takes up with this step, which saves them at their places.
+    is_followed: bool = False
+    steered: int = 0
+    heard: int = 0
+    joined: tuple[tuple[int, UserMessage], ...] = ()
 
     @property
     def is_terminal(self) -> bool:
@@ -229,6 +235,7 @@ class Run:
 
     ``start_at`` is the time it was enqueued for, where that was not at once. ``has_place`` says of a run with a
     ``concurrency_key`` whether it is one of those at work, or waits in the line (False); None where it needs no place.
+    ``is_held``: it waits for its turn on its thread, or ended while it did.
     """
 
     id: str
@@ -260,6 +267,7 @@ class Run:
     concurrency_key: str | None = None
     concurrency_limit: int | None = None
     has_place: bool | None = None
+    is_held: bool = False
 
     @property
     def is_terminal(self) -> bool:

@@ -15,11 +15,12 @@ from agentq.messages import ToolResult, Usage
 from agentq.outcomes import Cancelled, Transition
 from agentq.run import ApprovalKind, OpenCall, Progress, Snapshot
 from agentq.services import Services
+from agentq.steering import go_on_with
 from agentq.steps.tool_batch import CallDone
-from agentq.storage import approvals, calls, children, commits, endings, enqueue, line, steps
+from agentq.storage import approvals, calls, children, commits, endings, enqueue, inbox, line, steps
 from agentq.storage.approvals import Question
 from agentq.storage.calls import ClaimedCall, Lane
-from agentq.storage.commits import CancelRequested, Next
+from agentq.storage.commits import CancelRequested, Next, Steered
 from agentq.storage.enqueue import NewRun
 from agentq.storage.journal import NewEvent, call_data
 from agentq.storage.rows import CallRef, Claim
@@ -73,18 +74,21 @@ class Saver:
     ) -> tuple[Snapshot, list[WakeUp]]:
         """Save a step; where the run is to be cancelled, it ends with what the step brought. Raises LeaseLost.
 
-        With ``stays`` the lease is kept for the next step, which is then ours to do: nothing is to be sent.
+        A run that would end while it has messages that it has not heard goes on instead, where it can. With ``stays``
+        the lease is kept for the next step, which is then ours to do: nothing is to be sent.
         """
 
-        def save(transition: Transition, **options: Any) -> tuple[Snapshot, list[WakeUp]]:
-            with self._enough_for(transition) as connection:
-                return self.apply(connection, transition, token, [event], **options)
-
         def attempt() -> tuple[Snapshot, list[WakeUp]]:
-            try:
-                return save(transition, questions=questions, stays=stays)
-            except CancelRequested:
-                return save(cancel(transition), even_if_cancelled=True)
+            wanted = transition
+            options: dict[str, Any] = {"questions": questions, "stays": stays}
+            while True:
+                try:
+                    with self._enough_for(wanted) as connection:
+                        return self.apply(connection, wanted, token, [event], **options)
+                except CancelRequested:
+                    wanted, options = cancel(wanted), {"even_if_cancelled": True}
+                except Steered as found:
+                    wanted = replace(wanted, snapshot=replace(wanted.snapshot, steered=found.number))
 
         return self._patiently(attempt)
 
@@ -93,7 +97,8 @@ class Saver:
         database = self._services.database
         opens_batch = _opens_batch(transition)
         leaves = transition.snapshot.concurrency_key is not None and transition.ending is not None
-        is_one = commits.is_one_statement(transition) and not opens_batch and not leaves
+        hears_late = transition.ending is not None and transition.snapshot.steered > transition.snapshot.heard
+        is_one = commits.is_one_statement(transition) and not opens_batch and not leaves and not hears_late
         return database.autocommit() if is_one else database.transaction()
 
     def give_back(self, claim: Claim) -> Again:
@@ -243,6 +248,8 @@ class Saver:
 
         With ``stays`` the next step follows in this process: see commit.
         """
+        if transition.ending is not None and transition.snapshot.steered > transition.snapshot.heard:
+            transition = go_on_with(transition, inbox.take_up(connection, transition.snapshot))
         following = following_step(transition)
         if stays:
             following = replace(following, lease_secs=self._services.lease_secs)

@@ -37,22 +37,22 @@ class StoredThread:
         not so long.
         """
         control = self.client.control
-        ended = None
         with self.client.database.transaction() as connection:
             threads.lock(connection, self.id)
             said = threads.said(connection, self.id)
             at = self._border(said, to)
             if at == len(said):
                 return Rewound(at, ())
-            is_open = threads.open_run(connection, self.id)
-            if is_open is not None:
-                ended = control.cancel_in(connection, is_open)
-                # What its end added to the conversation.
+            behind = {each.run_id for each in said[at:]}
+            is_open = [run.id for run in threads.open_runs(connection, self.id) if run.id in behind]
+            ended = [control.cancel_in(connection, run_id) for run_id in is_open]
+            if ended:
+                # What their ends added to the conversation.
                 said = threads.said(connection, self.id)
             threads.cut(connection, self.id, said[:at], said[at])
             done = _effects(said, at)
-        if ended is not None:
-            control.after_cancel(*ended)
+        for each in ended:
+            control.after_cancel(*each)
         return Rewound(at, done)
 
     def fork(self, thread_id: str, *, at: int | None = None) -> "StoredThread":

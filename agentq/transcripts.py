@@ -39,11 +39,12 @@ class Transcripts:
         self._lock = threading.Lock()
 
     def read(self, snapshot: Snapshot) -> tuple[Message, ...]:
-        """All messages the run may see: those of earlier runs of its thread, then its own."""
+        """All messages the run may see: those of earlier runs of its thread, then its own, and what joins them now."""
+        count = snapshot.message_count - len(snapshot.joined)
         with self._lock:
             known = self._known.get(snapshot.run_id, _Known())
             own, earlier, number = dict(known.messages), known.earlier, known.number
-        if len(own) < snapshot.message_count and number >= snapshot.event_count:
+        if len(own) < count and number >= snapshot.event_count:
             # A model never sees a transcript with gaps, whatever was thought to be known.
             number = 0
         if number < snapshot.event_count or earlier is None:
@@ -53,7 +54,8 @@ class Transcripts:
                 new = steps.messages_after(connection, snapshot.run_id, number)
             own |= new
             self._keep(snapshot.run_id, earlier or (), new, snapshot.event_count)
-        return (*(earlier or ()), *(own[at] for at in sorted(own) if at < snapshot.message_count))
+        joined = (message for _, message in snapshot.joined)
+        return (*(earlier or ()), *(own[at] for at in sorted(own) if at < count), *joined)
 
     def add(self, after: Snapshot, messages: Iterable[tuple[int, Message]], *, events: int) -> None:
         """Remember what was committed here, with so many events, of a run that was known here up to then."""

@@ -41,11 +41,16 @@ _ALLOWED: dict[Phase, tuple[type, ...]] = {
 }
 
 
-def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:  # noqa: C901, PLR0911, PLR0912 - a line an outcome
+def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:
     """What follows from ``outcome`` in ``snapshot``. Raises UnexpectedOutcomeError where the pair makes no sense."""
     if not _fits(snapshot, outcome):
         raise UnexpectedOutcomeError(f"{type(outcome).__name__} in {snapshot.status}/{snapshot.phase}")
-    snapshot = replace(snapshot, seq=snapshot.seq + 1, status="running")
+    joined = snapshot.joined
+    transition = _decided(replace(snapshot, seq=snapshot.seq + 1, status="running", joined=()), outcome)
+    return replace(transition, messages=joined + transition.messages, hears=True) if joined else transition
+
+
+def _decided(snapshot: Snapshot, outcome: Outcome) -> Transition:  # noqa: C901, PLR0911 - a line an outcome
     match outcome:
         case Recalled():
             return _go(_progress(snapshot, facts=outcome.facts), "model")

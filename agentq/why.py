@@ -10,7 +10,7 @@ from agentq.limits import MAX_LANES
 from agentq.run import Phase, Status
 
 WaitKind = Literal[
-    "step", "call", "lost", "pickup", "worker", "time", "line", "lane", "run", "person", "family", "nothing"
+    "step", "call", "lost", "pickup", "worker", "time", "line", "thread", "lane", "run", "person", "family", "nothing"
 ]
 
 # What a row looks like that nothing will ever move; the same codes as in storage/stuck.py.
@@ -19,6 +19,7 @@ PROBLEMS: Mapping[str, str] = {
     "not_announced": "its next step is in no sweep's sight",
     "no_next_step": "it has no next step",
     "line_stands": "it waits for its turn, but no run of its concurrency key is at work",
+    "thread_stands": "it waits for its turn on its thread, but no run of that is at work",
     "nobody_asked": "it waits for a person, but nobody is asked anything",
     "batch_over": "every call of its turn is back, but it did not go on",
     "batch_miscounted": "it counts other calls than are open, so its turn never ends",
@@ -60,8 +61,9 @@ class Wait:
 
     ``kind``: ``step``, ``call``: a worker is at it; ``lost``: its worker was lost; ``pickup``: a running worker is to
     take it; ``worker``: no running worker can; ``time``: a due time; ``line``: a place among the runs of its
-    concurrency key; ``lane``: one of the calls before it; ``run``: a sub-agent's run, explained in ``run``;
-    ``person``: a decision; ``family``: a run that has ended is still to be reported to the runs above and below it;
+    concurrency key; ``thread``: the end of a run before it on its thread; ``lane``: one of the calls before it;
+    ``run``: a sub-agent's run, explained in ``run``; ``person``: a decision; ``family``: a run that has ended is still
+    to be reported to the runs above and below it, or to the next of its thread;
     ``nothing``: nothing will ever move it.
     ``until`` is the end of the lease, the due time, or when the sweep looks at it next. ``moves`` says what helps.
     """
@@ -140,7 +142,9 @@ def _ending(run: RunFacts) -> str:
 def _untold(scene: Scene, run: RunFacts) -> list[Wait]:
     if run.sweep_at is None:
         return []
-    what = f"its parent {run.parent_run_id} is told" if run.parent_run_id else "the runs of its sub-agents are ended"
+    what = "the runs of its sub-agents are ended, and the next on its thread begins"
+    if run.parent_run_id:
+        what = f"its parent {run.parent_run_id} is told"
     return [Wait("family", what, _sweep(scene, "does it"), run.finished_at, run.sweep_at)]
 
 
@@ -150,6 +154,8 @@ def _waits(scene: Scene, run: RunFacts, level: int) -> list[Wait]:
         return [_step(scene, run)]
     if run.lease_token is not None:
         return [_nothing("endless_lease", run)]
+    if run.held:
+        return [_thread(scene, run)]
     if run.has_place is False:
         return [_line(run)]
     if run.status == "waiting":
@@ -165,6 +171,16 @@ def _line(run: RunFacts) -> Wait:
     what = f"its turn of key {run.concurrency_key!r} ({run.at_work} at work)"
     moves = "the end of one of these; before it go those of higher priority and the older ones"
     return Wait("line", what, moves, run.start_at or run.updated_at)
+
+
+def _thread(scene: Scene, run: RunFacts) -> Wait:
+    if run.behind is not None:
+        what = f"its turn on thread {run.thread_id!r}, behind run {run.behind}"
+        return Wait("thread", what, f"the end of that run; see: agentq why {run.behind}", run.created_at)
+    if run.sweep_at is not None:
+        what = f"its turn on thread {run.thread_id!r}"
+        return Wait("thread", what, _sweep(scene, "looks who is before it"), run.created_at, run.sweep_at)
+    return _nothing("thread_stands", run)
 
 
 def _nothing(problem: str, run: RunFacts, call: CallFacts | None = None) -> Wait:

@@ -3,12 +3,13 @@
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, get_args
 
 import click
 from pydantic_core import to_json
 
 from agentq import producer
+from agentq.busy import OnBusy, OnWaiting
 from agentq.cli import options, timeline
 from agentq.cli.output import approval_json, print_json
 from agentq.cli.program import FAILED, WAITS, say
@@ -27,6 +28,15 @@ from agentq.wire import RANKS
 @click.option("--wait/--no-wait", default=True, help="Wait for the answer, or print the run's id at once.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer than this.")
 @click.option("--thread", metavar="ID", help="The conversation that this message continues.")
+@click.option(
+    "--on-busy",
+    type=click.Choice(get_args(OnBusy)),
+    default="reject",
+    help="While another run of the thread is at work.",
+)
+@click.option(
+    "--on-waiting", type=click.Choice(get_args(OnWaiting)), default="reject", help="While it waits for a person."
+)
 @options.tags
 @click.option(
     "--context", callback=options.json_object, metavar="JSON", help="A JSON object for the tools: ctx.context."

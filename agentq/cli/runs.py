@@ -56,6 +56,8 @@ def _end(run: Run) -> str | None:
 
 def _wait(run: Run) -> str | None:
     """What it was told to wait for."""
+    if run.is_held:
+        return f"behind others on thread {run.thread_id}"
     if run.has_place is False:
         return f"in line of {run.concurrency_key}"
     return f"due at {local(run.start_at)}" if run.start_at is not None else None

@@ -40,6 +40,8 @@ def _print_later(found: Later) -> None:
     if found.in_line:
         message = f"{count(found.in_line, 'run')} in the line of {count(found.keys, 'concurrency key')}"
         print_check("OK", "in line", message)
+    if found.held:
+        print_check("OK", "held", f"{count(found.held, 'run')} waiting for their turn on their threads")
 
 
 def _print_stuck(run: Stuck) -> None:

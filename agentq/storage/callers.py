@@ -13,8 +13,7 @@ from psycopg.rows import namedtuple_row
 
 from agentq.errors import ConfigError, ThreadBusyError
 from agentq.storage.database import Database
-from agentq.storage.enqueue import Found
-from agentq.storage.sql import Row, named, text
+from agentq.storage.sql import Found, Row, named, text
 
 # Of this server since its start, and of this database in it: the same for two connections whatever stands between.
 _PLACE = """concat_ws(' ', EXTRACT(epoch FROM pg_postmaster_start_time()),

@@ -9,7 +9,7 @@ _LINK = text("""
     UPDATE agentq.tool_calls SET child_run_id = :child WHERE run_id = :run_id AND turn = :turn AND index = :index
 """)
 _ENDED = text("""
-    SELECT status, parent_run_id, parent_turn, parent_index FROM agentq.runs
+    SELECT status, parent_run_id, parent_turn, parent_index, thread_id, followed FROM agentq.runs
     WHERE id = :run_id AND status IN ('completed', 'failed', 'cancelled') AND sweep_at IS NOT NULL
 """)
 _CALL = text("SELECT call_id, tool FROM agentq.tool_calls WHERE run_id = :run_id AND turn = :turn AND index = :index")
@@ -24,10 +24,14 @@ _TOLD = text("""
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has ended, and whose parent or children do not know it yet; ``parent`` is the call it answers."""
+    """A run that has ended, and whose parent, children or followers do not know it yet.
+
+    ``parent`` is the call it answers, ``thread_id`` where other runs wait for its end.
+    """
 
     is_completed: bool
     parent: CallRef | None
+    thread_id: str | None
 
 
 def link(connection: Connection, ref: CallRef, child_run_id: str) -> None:
@@ -40,7 +44,7 @@ def ended(connection: Connection, run_id: str) -> Ended | None:
     if row is None:
         return None
     parent = CallRef(row.parent_run_id, row.parent_turn, row.parent_index) if row.parent_run_id else None
-    return Ended(row.status == "completed", parent)
+    return Ended(row.status == "completed", parent, row.thread_id if row.followed else None)
 
 
 def call(connection: Connection, ref: CallRef) -> tuple[str, str]:

@@ -11,11 +11,11 @@ from agentq.limits import MAX_LANES
 from agentq.messages import AssistantMessage
 from agentq.outcomes import Transition
 from agentq.run import OpenCall, Snapshot
-from agentq.storage import approvals, journal
+from agentq.storage import approvals, inbox, journal
 from agentq.storage.approvals import Question
 from agentq.storage.journal import NewEvent
 from agentq.storage.rows import COUNTS, began_at, dump, of_progress
-from agentq.storage.sql import Connection, text
+from agentq.storage.sql import Connection, Row, text
 from agentq.storage.steps import BOUNDED, FIRST_PATIENCE, leased
 from agentq.values import replace
 from agentq.wire import CallMessage
@@ -35,11 +35,19 @@ class Next:
     on_end_secs: float | None = None
 
 
+class Steered(Exception):
+    """The end was refused because more messages were sent into the run than it knew of: ``number`` in all."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class CancelRequested(Exception):
     """The commit was refused because somebody asked to cancel the run; apply the cancelled transition instead."""
 
 
-_HAS_FAMILY = """(parent_run_id IS NOT NULL OR :status <> 'completed' AND EXISTS (
+_HAS_FAMILY = """(parent_run_id IS NOT NULL OR followed OR :status <> 'completed' AND EXISTS (
                         SELECT 1 FROM agentq.runs c WHERE c.parent_run_id = runs.id
                             AND c.status NOT IN ('completed', 'failed', 'cancelled')))"""
 _AGAIN_AT = f"""CASE WHEN :ended AND {_HAS_FAMILY}
@@ -69,11 +77,13 @@ _UPDATE = f"""UPDATE agentq.runs SET
     reply = CASE WHEN :replied THEN event_count + :events ELSE reply END, on_unknown = :on_unknown,
     open_calls = :open_calls, asked_calls = :asked_calls, queue = :queue, timeout_secs = :timeout_secs,
     deadline_at = CASE WHEN NOT :ended THEN {began_at("runs")} + make_interval(secs => :run_secs) END,
-    {", ".join(f"{name} = :{name}" for name in COUNTS)},{{then}}
+    {", ".join(f"{name} = :{name}" for name in COUNTS)},{{hears}}{{then}}
 FROM bounded
 WHERE id = :run_id AND seq = :old_seq AND lease_token IS NOT DISTINCT FROM :token
     AND (:even_if_cancelled OR NOT cancel_requested) AND status NOT IN ('completed', 'failed', 'cancelled')
-RETURNING id, number, event_count, CAST(EXTRACT(epoch FROM now() - {began_at("runs")}) AS float) AS age_secs"""
+    AND (NOT :ended OR coalesce(steered, 0) = :steered)
+RETURNING id, number, event_count, followed, steered,
+    CAST(EXTRACT(epoch FROM now() - {began_at("runs")}) AS float) AS age_secs"""
 _OPENED = """INSERT INTO agentq.tool_calls (run_id, turn, index, position, call_id, tool, kind, queue, timeout_secs,
                                        on_unknown, needs_approval, status, code)
     SELECT run.id, :turn, c.* FROM run, json_to_recordset(CAST(:opened AS json)) c (
@@ -87,7 +97,8 @@ _NO_MORE_QUESTIONS = """UPDATE agentq.approvals a SET status = 'closed', decided
     FROM run WHERE a.run_id = run.id AND a.status = 'pending'"""
 
 _STANDS_AT = text("""
-    SELECT seq, event_count FROM agentq.runs WHERE id = :run_id AND lease_token IS NOT DISTINCT FROM :token
+    SELECT seq, event_count, followed, steered FROM agentq.runs
+    WHERE id = :run_id AND lease_token IS NOT DISTINCT FROM :token
 """)
 _ASK_CALL = text("""
     UPDATE agentq.tool_calls SET
@@ -108,17 +119,21 @@ _ANNOUNCE_FIRST = text(f"""
 
 
 @cache
-def _statement(*, stays: bool, hooks_hear: bool, tells: bool, opens: bool, closes: bool, asks_no_more: bool) -> bytes:
+def _statement(
+    *, stays: bool, hooks_hear: bool, tells: bool, opens: bool, closes: bool, asks_no_more: bool, hears: bool
+) -> bytes:
     """Of the parts that a step needs: each one costs, also where it finds nothing to do."""
+    then = _HAND_ON if stays else _LET_GO_TO_HOOKS if hooks_hear else _LET_GO
     parts = {
-        "run": _UPDATE.format(then=_HAND_ON if stays else _LET_GO_TO_HOOKS if hooks_hear else _LET_GO),
+        "run": _UPDATE.format(then=then, hears=" heard = :heard, " if hears else ""),
+        "heard": inbox.TAKEN_UP if hears else None,
         "told": journal.ADD if tells else None,
         "opened": _OPENED if opens else None,
         "closed": _CLOSED if closes else None,
         "asked": _NO_MORE_QUESTIONS if asks_no_more else None,
     }
     named = [f"{name} AS ({part})" for name, part in parts.items() if part]
-    return text(f"WITH {BOUNDED}, {', '.join(named)} SELECT age_secs, event_count FROM run")
+    return text(f"WITH {BOUNDED}, {', '.join(named)} SELECT age_secs, event_count, followed, steered FROM run")
 
 
 def is_one_statement(transition: Transition) -> bool:
@@ -140,7 +155,8 @@ def commit(
     """Save a step; the answer is the run after it.
 
     ``token`` is the lease (None for a run that nobody works on, whose row the caller has locked). ``questions`` are put
-    before a person, or were answered before, by call index. Raises LeaseLost or CancelRequested, with nothing written.
+    before a person, or were answered before, by call index. Raises LeaseLost, CancelRequested or Steered, with nothing
+    written.
     """
     snapshot, ending = transition.snapshot, transition.ending
     opened, closed = _rows(transition)
@@ -163,13 +179,14 @@ def commit(
         opens=bool(opened),
         closes=bool(closed),
         asks_no_more=ending is not None and snapshot.phase in ("review", "tools"),
+        hears=transition.hears,
     )
     row = connection.first(statement, values)
     if row is None:
         return _saved_before(connection, snapshot, token)
     for call in transition.approvals + transition.answered:
         ask(connection, snapshot, call, (questions or {})[call.index])
-    return replace(snapshot, age_secs=row.age_secs, event_count=row.event_count)
+    return replace(_seen(snapshot, row), age_secs=row.age_secs)
 
 
 def _rows(transition: Transition) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -195,6 +212,8 @@ def _run_values(transition: Transition) -> dict[str, Any]:
         "turn": snapshot.turn,
         **of_progress(snapshot.progress),
         "message_count": snapshot.message_count,
+        "steered": snapshot.steered,
+        "heard": snapshot.heard,
         "replied": any(isinstance(message, AssistantMessage) for _, message in transition.messages),
         "on_unknown": next((call.on_unknown for call in snapshot.pending if snapshot.is_single), None),
         "open_calls": 0 if snapshot.is_single else len(snapshot.pending),
@@ -212,10 +231,17 @@ def _saved_before(connection: Connection, snapshot: Snapshot, token: UUID | None
     """The run where an earlier try was saved, whose answer was lost; else it is said why nothing was written."""
     row = connection.execute(_STANDS_AT, {"run_id": snapshot.run_id, "token": token}).first()
     if row is not None and row.seq == snapshot.seq - 1:
+        if (row.steered or 0) > snapshot.steered and snapshot.is_terminal:
+            raise Steered(row.steered)
         raise CancelRequested
     if row is None or row.seq != snapshot.seq or token is None:
         raise LeaseLost(f"run {snapshot.run_id}: step {snapshot.seq - 1} belongs to another process or is history")
-    return replace(snapshot, event_count=row.event_count)
+    return _seen(snapshot, row)
+
+
+def _seen(snapshot: Snapshot, row: Row) -> Snapshot:
+    """With what others may have written to the run's row meanwhile."""
+    return replace(snapshot, event_count=row.event_count, is_followed=bool(row.followed), steered=row.steered or 0)
 
 
 def _call_values(call: OpenCall, result: Any) -> dict[str, Any]:

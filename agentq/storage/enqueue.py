@@ -4,27 +4,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from agentq.errors import RunFinishedError, ThreadBusyError
+from agentq.errors import RunFinishedError
 from agentq.messages import UserMessage
 from agentq.run import Progress
 from agentq.storage import journal
 from agentq.storage.journal import NewEvent
 from agentq.storage.rows import CallRef, dump, of_progress
-from agentq.storage.sql import Row, text
+from agentq.storage.sql import Writer, text
 from agentq.storage.steps import FIRST_PATIENCE
 from agentq.wire import STEP_QUEUE
 
 # Who has the run's first step begun: the caller of ``insert``, who sends the wake-up; a sweep, as soon as the run is
-# due; the line of its concurrency key, which the caller looks at; or a sweep after the commit of a transaction that is
-# not ours ("guest").
-Start = Literal["caller", "sweep", "line", "guest"]
+# due; the line of its concurrency key, which the caller looks at; a sweep after the commit of a transaction that is not
+# ours ("guest"); or the end of a run that is before it on its thread ("held": that run knows; "behind": a sweep tells
+# it, after the commit of a transaction that is not ours).
+Start = Literal["caller", "sweep", "line", "guest", "held", "behind"]
 
 _COLUMNS = """id, agent, status, phase, seq, turn, depth, progress, context, tags, idempotency_key,
                                  thread_id, thread_position, parent_run_id, parent_turn, parent_index, message_count,
                                  event_count, queue, priority, concurrency_key, concurrency_limit, has_place,
-                                 created_at, due_at, start_at, sweep_at, sweep_look_at, lease_look_at, deadline_at"""
+                                 created_at, due_at, start_at, sweep_at, sweep_look_at, lease_look_at, deadline_at,
+                                 held"""
 _KEY = "WHERE idempotency_key IS NOT NULL"
 # Only where there is a key: Postgres logs one record more for a row that might have met another.
 _OTHER = f"ON CONFLICT (agent, idempotency_key) {_KEY} DO NOTHING"
@@ -43,9 +45,14 @@ _NULL = "CAST(NULL AS timestamptz)"
 def _times(start: Start, *, later: bool, announced: str | None = None) -> str:
     """The columns from has_place on. ``announced`` is the SQL for whether one of many is."""
     # A guest's transaction may have begun long ago.
-    now = "statement_timestamp()" if start == "guest" else "now()"
+    now = "statement_timestamp()" if start in ("guest", "behind") else "now()"
     due = _later(now) if later else now
     first_look = due if later else f"{due} - {_FIRST_LOOK}"
+    if start in ("held", "behind"):
+        # Its time begins when its turn comes.
+        look = now if start == "behind" else _NULL
+        start_at = due if later else _NULL
+        return f"CAST(NULL AS boolean), {now}, {_NULL}, {start_at}, {look}, {look}, {_NULL}, {_NULL}, true"
     match start:
         case "line":
             looks = f"{_NULL}, {_NULL}, {_NULL}"
@@ -59,7 +66,8 @@ def _times(start: Start, *, later: bool, announced: str | None = None) -> str:
             looks = f"{FIRST_PATIENCE}, {FIRST_PATIENCE}, {FIRST_PATIENCE}"
     has_place = f"CAST({'false' if start == 'line' else 'NULL'} AS boolean)"
     start_at = f"nullif({due}, {now})" if later else _NULL
-    return f"{has_place}, {now}, {due}, {start_at}, {looks}, {due} + make_interval(secs => :run_secs)"
+    none = "CAST(NULL AS boolean)"
+    return f"{has_place}, {now}, {due}, {start_at}, {looks}, {due} + make_interval(secs => :run_secs), {none}"
 
 
 @cache
@@ -111,27 +119,6 @@ _SAME_KEYS = text(f"""
     SELECT idempotency_key AS key, id FROM agentq.runs
     {_KEY} AND agent = :agent AND idempotency_key IN (SELECT json_array_elements_text(CAST(:keys AS json)))
 """)
-_THREAD = text("INSERT INTO agentq.threads (id) VALUES (:id) ON CONFLICT DO NOTHING")
-_LOCK_THREAD = text("SELECT 1 FROM agentq.threads WHERE id = :id FOR UPDATE")
-_LATEST = text("""
-    SELECT id, status, thread_position, kept IS NOT NULL AS is_void FROM agentq.runs
-    WHERE thread_id = :id ORDER BY thread_position DESC LIMIT 1
-""")
-
-
-class Found(Protocol):
-    """The rows that a statement brought; their columns are their attributes."""
-
-    def first(self) -> Row | None: ...
-    def scalar(self) -> Any: ...
-    def all(self) -> Sequence[Row]: ...
-
-
-class Writer(Protocol):
-    """A connection, be it ours or the caller's."""
-
-    def execute(self, statement: bytes, values: Mapping[str, Any], /) -> Found: ...
-    def first(self, statement: bytes, values: Mapping[str, Any], /) -> Row | None: ...
 
 
 @dataclass(frozen=True)
@@ -188,20 +175,14 @@ class NewRun:
         }
 
 
-def insert(connection: Writer, new: NewRun, *, patience_secs: float, start: Start = "caller") -> str:
+def insert(
+    connection: Writer, new: NewRun, *, patience_secs: float, start: Start = "caller", position: int | None = None
+) -> str:
     """Write the run and return its id: an earlier run's id where agent and idempotency key are the same.
 
-    Needs a transaction only where the run is of a thread, or goes into a line. Raises ThreadBusyError while another run
-    of the thread has not ended.
+    A run of a thread has its ``position`` there, under the thread's lock. Needs a transaction only for that, or where
+    the run goes into a line.
     """
-    position = None
-    if new.thread_id is not None:
-        connection.execute(_THREAD, {"id": new.thread_id})
-        connection.execute(_LOCK_THREAD, {"id": new.thread_id})
-        # Asked under the lock: the run with this key may be the one that keeps the thread busy.
-        if new.idempotency_key is not None and (same := _same(connection, new)):
-            return same
-        position = _next_position(connection, new.thread_id)
     parent = new.parent
     values = new._values() | {
         "id": new.id,
@@ -217,12 +198,12 @@ def insert(connection: Writer, new: NewRun, *, patience_secs: float, start: Star
     values |= _told(new)
     statement = _insert(start, later=new.is_for_later, has_key=new.idempotency_key is not None)
     if connection.first(statement, values) is None:
-        same = _same(connection, new)
-        if same is None:
+        found = same(connection, new)
+        if found is None:
             raise RunFinishedError(
                 f"the run with idempotency key {new.idempotency_key!r} was deleted just now; try again"
             )
-        return same
+        return found
     return new.id
 
 
@@ -263,18 +244,9 @@ def _told(new: NewRun) -> dict[str, Any]:
     return journal.entry([NewEvent("run.enqueued", {"agent": new.agent})], [(0, UserMessage(text=new.text))])
 
 
-def _same(connection: Writer, new: NewRun) -> str | None:
-    same: str | None = connection.execute(_SAME_KEY, {"agent": new.agent, "key": new.idempotency_key}).scalar()
-    return same
-
-
-def _next_position(connection: Writer, thread_id: str) -> int:
-    latest = connection.execute(_LATEST, {"id": thread_id}).first()
-    if latest is None:
-        return 0
-    if latest.status not in ("completed", "failed", "cancelled") and not latest.is_void:
-        raise ThreadBusyError(
-            f"thread {thread_id!r} is busy with run {latest.id} ({latest.status}); wait for it or cancel it",
-            run_id=latest.id,
-        )
-    return int(latest.thread_position) + 1
+def same(connection: Writer, new: NewRun) -> str | None:
+    """The earlier run with its agent and idempotency key."""
+    if new.idempotency_key is None:
+        return None
+    found: str | None = connection.execute(_SAME_KEY, {"agent": new.agent, "key": new.idempotency_key}).scalar()
+    return found

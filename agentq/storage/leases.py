@@ -61,7 +61,8 @@ _DUE = text(f"""
     (SELECT 'call', run_id, turn, index, status, true
      FROM agentq.tool_calls WHERE lease_until <= now() ORDER BY lease_until LIMIT :limit)
     UNION ALL
-    (SELECT CASE WHEN {MAY_BEGIN} OR status IN ('completed', 'failed', 'cancelled') THEN 'run' ELSE 'line' END,
+    (SELECT CASE WHEN status IN ('completed', 'failed', 'cancelled') THEN 'run' WHEN held THEN 'behind'
+        WHEN {MAY_BEGIN} THEN 'run' ELSE 'line' END,
         id, 0, 0, status, false
      FROM agentq.runs WHERE sweep_look_at <= now() AND sweep_at <= now() ORDER BY sweep_look_at LIMIT :limit)
     UNION ALL
@@ -197,12 +198,13 @@ def renew(connection: Connection, held: dict[UUID, str], *, lease_secs: float) -
 class Due:
     """Something the sweep has to look at; ``turn`` and ``index`` are a call's, and 0 for a step.
 
-    "line": it is due, and has to stand in the line of its concurrency key. "late": the run's time limit is over.
+    "line": it is due, and has to stand in the line of its concurrency key. "behind": it waits for another run of its
+    thread, which does not know it yet. "late": the run's time limit is over.
     "undecided": nobody has decided on a call in time. "fading": a lease that its process should have renewed, but did
     not.
     """
 
-    kind: Literal["run", "call", "line", "late", "undecided", "fading"]
+    kind: Literal["run", "call", "line", "behind", "late", "undecided", "fading"]
     run_id: str
     turn: int
     index: int

@@ -14,7 +14,8 @@ from agentq.storage.sql import Connection, text
 
 _COLUMNS = f"""id, agent, status, phase, seq, turn, attempt, created_at, {journal.updated_at("runs")} AS updated_at,
     thread_id, parent_run_id, tags, finished_at, due_at, lease_until, worker, cancel_requested, stop_reason, output,
-    error, start_at, priority, concurrency_key, concurrency_limit, has_place, {", ".join(COUNTS)}"""
+    error, start_at, priority, concurrency_key, concurrency_limit, has_place, held,
+    {", ".join(COUNTS)}"""
 _RUN = text(f"SELECT {_COLUMNS} FROM agentq.runs WHERE id = :run_id")
 _STATUS = text(f"SELECT {tree.STATUS} AS status FROM agentq.runs WHERE id = :run_id")
 _LIST = text(f"""

@@ -20,7 +20,7 @@ _USAGE = tuple(Usage.model_fields)
 COUNTS = ("model_calls", "tool_calls", *_USAGE)
 _SNAPSHOT = (
     "id, agent, status, phase, seq, turn, depth, progress, context, message_count, event_count, "
-    f"cancel_requested, thread_id, priority, concurrency_key, has_place, {', '.join(COUNTS)}"
+    f"cancel_requested, thread_id, priority, concurrency_key, has_place, followed, steered, heard, {', '.join(COUNTS)}"
 )
 
 
@@ -105,6 +105,9 @@ def to_snapshot(row: Row, calls: tuple[OpenCall, ...] = ()) -> Snapshot:
         priority=row.priority,
         concurrency_key=row.concurrency_key,
         has_place=row.has_place,
+        is_followed=bool(row.followed),
+        steered=row.steered or 0,
+        heard=row.heard or 0,
     )
     # A step that runs its only call itself counts the attempts for it.
     return snapshot.begin() if row.attempt > 0 else snapshot
@@ -138,7 +141,8 @@ def to_open_calls(row: Row) -> tuple[OpenCall, ...]:
     """Calls that came with their run: as JSON, or where a single one is in the run's row, with the reply that asks."""
     if row.on_unknown is None:
         return tuple(to_open_call(SimpleNamespace(**call)) for call in row.calls or ())
-    ((position, reply),) = load_messages(row.said)
+    # What was sent into the run may have been saved with it.
+    position, reply = load_messages(row.said)[-1]
     if not isinstance(reply, AssistantMessage):
         raise TypeError(f"message {position} is not a reply")
     (asked,) = reply.calls
@@ -217,4 +221,5 @@ def to_run(row: Row, text: str | None = None) -> Run:
         concurrency_key=row.concurrency_key,
         concurrency_limit=row.concurrency_limit,
         has_place=row.has_place,
+        is_held=bool(row.held),
     )

@@ -109,6 +109,12 @@ runs = Table(
     Column("has_place", Boolean),
     # When the sweep tells the hooks of a run that has ended; NULL where they have heard, or there are none.
     Column("on_end_at", _TIME),
+    # On a busy thread, see storage/threads.py: true for a run that waits for those before it, or ended while it did;
+    # whether another one waits for this; how many messages were sent into it, and how many of them it has taken up.
+    Column("held", Boolean),
+    Column("followed", Boolean),
+    Column("steered", Integer),
+    Column("heard", Integer),
     ForeignKeyConstraint(["thread_id"], [f"{SCHEMA}.threads.id"]),
     Index(
         "runs_of_key",
@@ -130,6 +136,7 @@ runs = Table(
     Index("runs_parent", "parent_run_id", postgresql_where=text("parent_run_id IS NOT NULL")),
     Index("runs_at_work", "concurrency_key", postgresql_where=text("has_place")),
     Index("runs_in_line", "concurrency_key", "priority", "number", postgresql_where=text("NOT has_place")),
+    Index("runs_held", "thread_id", "thread_position", postgresql_where=text("held AND finished_at IS NULL")),
     Index("runs_tags", "tags", postgresql_using="gin", postgresql_where=text("tags <> '{}'::jsonb")),
 )
 
@@ -211,6 +218,18 @@ approvals = Table(
         "expires_at",
         postgresql_where=text("status = 'pending' AND expires_at IS NOT NULL"),
     ),
+)
+
+# Messages that were sent into a run at work; the text is gone from here once it is among the run's messages.
+inbox = Table(
+    "inbox",
+    metadata,
+    Column("run_id", Text, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("idempotency_key", Text),
+    Column("message", Text),
+    PrimaryKeyConstraint("run_id", "number"),
+    ForeignKeyConstraint(["run_id"], [f"{SCHEMA}.runs.id"], ondelete="CASCADE"),
 )
 
 workers = Table(

@@ -6,7 +6,7 @@ import time
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 import psycopg
@@ -68,6 +68,21 @@ _SENT = _Sent(
         int: b"%d".__mod__,
     }
 )
+
+
+class Found(Protocol):
+    """The rows that a statement brought; their columns are their attributes."""
+
+    def first(self) -> Row | None: ...
+    def scalar(self) -> Any: ...
+    def all(self) -> Sequence[Row]: ...
+
+
+class Writer(Protocol):
+    """A connection, be it ours or the caller's."""
+
+    def execute(self, statement: bytes, values: Mapping[str, Any], /) -> Found: ...
+    def first(self, statement: bytes, values: Mapping[str, Any], /) -> Row | None: ...
 
 
 class Rows(psycopg.Cursor[Row]):

@@ -8,6 +8,7 @@ from agentq.run import Status
 from agentq.storage import queries
 from agentq.storage.journal import updated_at
 from agentq.storage.sql import Connection, text
+from agentq.storage.threads import awaited
 
 # A queue that is only long has been looked at by then.
 PATIENCE_SECS = 120.0
@@ -16,13 +17,14 @@ PATIENCE_SECS = 120.0
 _STUCK = text(f"""
     WITH idle AS (
         SELECT id, agent, status, phase, turn, open_calls, lease_token, due_at, sweep_at,
-            {updated_at("runs")} AS updated_at, concurrency_key, has_place
+            {updated_at("runs")} AS updated_at, concurrency_key, has_place, held, thread_id
         FROM agentq.runs
         WHERE status NOT IN ('completed', 'failed', 'cancelled') AND lease_until IS NULL
             AND NOT (status <> 'waiting' AND lease_token IS NULL AND due_at IS NOT NULL AND sweep_at IS NOT NULL)
     ), found AS (
         SELECT r.*, c.is_endless, CASE
             WHEN r.lease_token IS NOT NULL THEN 'endless_lease'
+            WHEN r.held THEN CASE WHEN r.sweep_at IS NULL AND {awaited("r")} IS NULL THEN 'thread_stands' END
             WHEN r.has_place IS FALSE THEN CASE WHEN NOT EXISTS (
                 SELECT 1 FROM agentq.runs w WHERE w.concurrency_key = r.concurrency_key AND w.has_place)
                 THEN 'line_stands' END
@@ -83,20 +85,24 @@ _OVERDUE = text(f"""
 _LATER = text("""
     SELECT count(*) FILTER (WHERE due_at > now()) AS later, min(due_at) FILTER (WHERE due_at > now()) AS first_at,
         count(*) FILTER (WHERE has_place IS FALSE) AS in_line,
-        count(DISTINCT concurrency_key) FILTER (WHERE has_place IS FALSE) AS keys
+        count(DISTINCT concurrency_key) FILTER (WHERE has_place IS FALSE) AS keys,
+        count(*) FILTER (WHERE held AND finished_at IS NULL) AS held
     FROM agentq.runs
-    WHERE has_place IS FALSE OR status = 'queued' AND start_at > now()
+    WHERE has_place IS FALSE OR held AND finished_at IS NULL OR status = 'queued' AND start_at > now()
 """)
 
 
 @dataclass(frozen=True)
 class Later:
-    """Runs that were enqueued for ``later``, and those ``in_line`` of so many concurrency keys."""
+    """Runs that were enqueued for ``later``, those ``in_line`` of so many concurrency keys, and those ``held`` on their
+    threads.
+    """
 
     later: int
     first_at: datetime | None
     in_line: int
     keys: int
+    held: int
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,9 @@
-"""The statements of threads: read a conversation, cut it, copy it, delete it. A thread's row is locked first."""
+"""The statements of threads: who is at work on one, read it, cut it, copy it, delete it. Its row is locked first.
+
+One run of a thread is at work; others may be held behind it (``held``), in the order of their messages. Whoever is put
+behind a run has ``followed`` set in that run's row: its last commit sees that, also where the two come together, and
+the process that made it, or a sweep, lets the next one go.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +12,83 @@ from operator import itemgetter
 
 from agentq.errors import ThreadBusyError, ThreadNotFoundError
 from agentq.messages import Message
-from agentq.run import TERMINAL
+from agentq.run import Snapshot, Status
 from agentq.storage import journal
 from agentq.storage.journal import Placed
-from agentq.storage.sql import Connection, Row, text
+from agentq.storage.rows import SNAPSHOT_COLUMNS, to_snapshot
+from agentq.storage.sql import Connection, Row, Writer, text
+from agentq.storage.steps import BOUNDED, FIRST_PATIENCE
+from agentq.wire import StepMessage
 
-_LOCK = text("SELECT id FROM agentq.threads WHERE id = :id FOR UPDATE")
-_LATEST = text("""
-    SELECT id, status, kept IS NOT NULL AS is_void FROM agentq.runs
-    WHERE thread_id = :id ORDER BY thread_position DESC LIMIT 1
+
+def awaited(held: str) -> str:
+    """The SQL for the run that a held one (``held`` is its alias) waits for: at work, or ended and about to let it go.
+
+    NULL where there is none.
+    """
+    return f"""(SELECT w.id FROM agentq.runs w
+        WHERE w.thread_id = {held}.thread_id AND w.id <> {held}.id
+            AND (w.held IS NOT TRUE AND w.kept IS NULL AND w.status NOT IN ('completed', 'failed', 'cancelled')
+                OR w.followed AND w.sweep_at IS NOT NULL)
+        ORDER BY w.finished_at IS NOT NULL, w.thread_position DESC LIMIT 1)"""
+
+
+_ENTER = "INSERT INTO agentq.threads (id) SELECT CAST(:id AS text) {from_bounded} ON CONFLICT DO NOTHING"
+_ENTER_OURS = text(f"WITH {BOUNDED} {_ENTER.format(from_bounded='FROM bounded')}")
+_ENTER_THEIRS = text(_ENTER.format(from_bounded=""))
+_LOCK = text(f"WITH {BOUNDED} SELECT id FROM bounded, agentq.threads WHERE id = :id FOR UPDATE OF threads")
+# For who has other things to do.
+_LOCK_SOON = text("""
+    WITH bounded AS MATERIALIZED (SELECT set_config('idle_in_transaction_session_timeout', '8000', true),
+                                         set_config('lock_timeout', '500', true))
+    SELECT id FROM bounded, agentq.threads WHERE id = :id FOR UPDATE OF threads
+""")
+_LOCK_THEIRS = text("SELECT id FROM agentq.threads WHERE id = :id FOR UPDATE")
+_NEXT_POSITION = text("""
+    SELECT thread_position + 1 FROM agentq.runs WHERE thread_id = :id ORDER BY thread_position DESC LIMIT 1
+""")
+# The last that has begun; one that a rewind has made void is out of the conversation.
+_LATEST = """
+    SELECT id, status, thread_position, kept IS NOT NULL AS is_void, false AS is_held FROM agentq.runs
+    WHERE thread_id = :id AND held IS NOT TRUE ORDER BY thread_position DESC LIMIT 1
+"""
+_LATEST_RUN = text(_LATEST)
+_OPEN = text(f"""
+    SELECT id, status, thread_position, is_held FROM (
+        ({_LATEST}) UNION ALL
+        SELECT id, status, thread_position, kept IS NOT NULL, true FROM agentq.runs
+        WHERE thread_id = :id AND held AND finished_at IS NULL) r
+    WHERE NOT is_void AND status NOT IN ('completed', 'failed', 'cancelled') ORDER BY thread_position
+""")
+_HAS_BEGUN_AFTER = text("""
+    SELECT 1 FROM agentq.runs WHERE thread_id = :id AND held IS NOT TRUE AND thread_position > (
+        SELECT thread_position FROM agentq.runs WHERE id = :run_id) LIMIT 1
+""")
+_IS_VOID = text("SELECT kept IS NOT NULL FROM agentq.runs WHERE id = :run_id")
+_FOLLOW = text("""
+    UPDATE agentq.runs SET followed = true
+    WHERE id = :run_id AND status NOT IN ('completed', 'failed', 'cancelled') RETURNING id
+""")
+_STAY_BEHIND = text(
+    "UPDATE agentq.runs SET sweep_at = NULL, sweep_look_at = NULL WHERE id = :run_id AND held AND finished_at IS NULL"
+)
+# A run of an older release does not know who waits for its end.
+_STANDING = text(f"""
+    SELECT DISTINCT thread_id FROM agentq.runs h
+    WHERE held AND finished_at IS NULL AND sweep_at IS NULL AND {awaited("h")} IS NULL
+""")
+# Its time limit counts from here, or from the time it was enqueued for.
+_STARTS = "greatest(start_at, now())"
+_RELEASE = text(f"""
+    UPDATE agentq.runs SET
+        held = false, due_at = {_STARTS}, start_at = {_STARTS},
+        sweep_at = CASE WHEN start_at > now() THEN start_at ELSE {FIRST_PATIENCE} END,
+        sweep_look_at = CASE WHEN start_at > now() THEN start_at ELSE {FIRST_PATIENCE} END,
+        lease_look_at = {FIRST_PATIENCE},
+        deadline_at = {_STARTS} + make_interval(
+            secs => CAST(CAST(progress AS json) #>> '{{limit_overrides,run_secs}}' AS float))
+    WHERE id = :run_id
+    RETURNING {SNAPSHOT_COLUMNS}, start_at > now() AS is_for_later, queue
 """)
 # What was copied from another thread comes before the runs; of a run that was cut, only its first messages are left.
 _SAID = """
@@ -60,28 +133,103 @@ class Said:
     message: Message
 
 
-def lock(connection: Connection, thread_id: str) -> None:
-    """Nobody else changes the thread until the transaction ends. Raises ThreadNotFoundError."""
-    if connection.execute(_LOCK, {"id": thread_id}).first() is None:
+def lock(connection: Connection, thread_id: str, *, soon: bool = False) -> None:
+    """Nobody else changes the thread until the transaction ends. Raises ThreadNotFoundError.
+
+    LockedError where somebody holds it for seconds, with ``soon`` for half of one.
+    """
+    if connection.execute(_LOCK_SOON if soon else _LOCK, {"id": thread_id}).first() is None:
         raise ThreadNotFoundError(f"there is no thread {thread_id!r}", thread=thread_id)
 
 
-def open_run(connection: Connection, thread_id: str) -> str | None:
-    """The run that keeps the thread busy; one that a rewind has made void does not."""
-    row = connection.execute(_LATEST, {"id": thread_id}).first()
-    return None if row is None or row.is_void or row.status in TERMINAL else str(row.id)
+def enter(connection: Connection, thread_id: str) -> None:
+    """``lock`` for a thread that may be new."""
+    connection.execute(_ENTER_OURS, {"id": thread_id})
+    connection.execute(_LOCK, {"id": thread_id})
+
+
+def enter_theirs(connection: Writer, thread_id: str) -> None:
+    """``enter`` in the caller's transaction, whose settings are left as they are."""
+    connection.execute(_ENTER_THEIRS, {"id": thread_id})
+    connection.execute(_LOCK_THEIRS, {"id": thread_id})
+
+
+def next_position(connection: Writer, thread_id: str) -> int:
+    return int(connection.execute(_NEXT_POSITION, {"id": thread_id}).scalar() or 0)
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run of a thread that has not ended; ``is_held``: it waits for those before it."""
+
+    id: str
+    status: Status
+    position: int
+    is_held: bool
+
+
+def open_runs(connection: Writer, thread_id: str) -> list[OpenRun]:
+    """The run at work, then those behind it; one that a rewind has made void is not among them."""
+    rows = connection.execute(_OPEN, {"id": thread_id}).all()
+    return [OpenRun(row.id, row.status, row.thread_position, row.is_held) for row in rows]
+
+
+def before(connection: Writer, thread_id: str, run_id: str) -> list[OpenRun]:
+    """The open runs that a held one waits for; all of them where it has begun or ended meanwhile."""
+    found = open_runs(connection, thread_id)
+    place = next((at for at, run in enumerate(found) if run.id == run_id), len(found))
+    return found[:place]
 
 
 def latest_run(connection: Connection, thread_id: str) -> str | None:
-    """The run of the latest message; None where there is none, or a rewind has made it void."""
-    row = connection.execute(_LATEST, {"id": thread_id}).first()
+    """The last run that has begun; None where there is none, or a rewind has made it void."""
+    row = connection.execute(_LATEST_RUN, {"id": thread_id}).first()
     return None if row is None or row.is_void else str(row.id)
 
 
-def check_idle(connection: Connection, thread_id: str) -> None:
+def may_reopen(connection: Connection, thread_id: str, run_id: str) -> bool:
+    """Whether a run that has ended is still the last of its thread, apart from such as have not begun."""
+    where = {"id": thread_id, "run_id": run_id}
+    is_void = connection.execute(_IS_VOID, where).scalar()
+    return not is_void and connection.execute(_HAS_BEGUN_AFTER, where).first() is None
+
+
+def check_idle(connection: Writer, thread_id: str) -> None:
     """Raises ThreadBusyError."""
-    if busy := open_run(connection, thread_id):
-        raise ThreadBusyError(f"thread {thread_id!r} is busy with run {busy}; wait for it or cancel it", run_id=busy)
+    if found := open_runs(connection, thread_id):
+        raise busy(thread_id, found[0])
+
+
+def busy(thread_id: str, run: OpenRun, *, is_waiting: bool = False) -> ThreadBusyError:
+    """``is_waiting``: for a person."""
+    if is_waiting:
+        why, option = f"run {run.id} waits for a person (status waiting); decide", "on_waiting"
+    else:
+        why, option = f"it is busy with run {run.id} ({run.status}); wait for it", "on_busy"
+    message = f"thread {thread_id!r}: {why}, or cancel it, or say with {option}= what a message does meanwhile"
+    return ThreadBusyError(message, run_id=run.id)
+
+
+def follow(connection: Connection, run_id: str) -> bool:
+    """Have the run's end let the next one go; False where it has ended meanwhile."""
+    return connection.execute(_FOLLOW, {"run_id": run_id}).first() is not None
+
+
+def stay_behind(connection: Connection, run_id: str) -> None:
+    """Take a held run out of the sweep's sight: the run before it lets it go."""
+    connection.execute(_STAY_BEHIND, {"run_id": run_id})
+
+
+def standing(connection: Connection) -> list[str]:
+    """Threads where runs are held and nobody is at work, or about to let them go."""
+    return connection.execute(_STANDING, {}).scalars()
+
+
+def release(connection: Connection, run_id: str, *, patience_secs: float) -> tuple[Snapshot, StepMessage | None]:
+    """Let a held run begin; the answer is the run, and its wake-up where it is not for later."""
+    row = connection.execute(_RELEASE, {"run_id": run_id, "patience_secs": patience_secs}).one()
+    wake_up = StepMessage(row.id, row.seq, row.queue, priority=row.priority)
+    return to_snapshot(row), None if row.is_for_later else wake_up
 
 
 def said(connection: Connection, thread_id: str) -> list[Said]:

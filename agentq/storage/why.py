@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 from agentq.errors import RunNotFoundError
 from agentq.facts import Fleet, RunFacts
-from agentq.storage import queries
+from agentq.storage import queries, threads
 from agentq.storage.journal import updated_at
 from agentq.storage.sql import Connection, text
 from agentq.why import Scene, Why, explain
@@ -27,14 +27,15 @@ _TREE = text(f"""
             'updated_at', {updated_at("r")},
             'claimed_at', greatest(r.claimed_at, {updated_at("r")}),
             'at_work', (SELECT count(*) FROM agentq.runs w WHERE w.concurrency_key = r.concurrency_key AND w.has_place),
+            'behind', CASE WHEN r.held THEN {threads.awaited("r")} END,
             'calls', CASE WHEN r.on_unknown IS NULL THEN (
                 SELECT coalesce(jsonb_agg(to_jsonb(c) ORDER BY c.index), '[]') FROM agentq.tool_calls c
                 WHERE c.run_id = r.id AND c.turn = r.turn)
             ELSE (
                 SELECT jsonb_build_array(to_jsonb(r) || jsonb_build_object(
                     'index', 0, 'status', 'pending', 'kind', 'tool', 'child_run_id', NULL, 'announced_at', NULL,
-                    'call_id', CAST(j.messages AS json) #> '{{0,1,calls,0}}' ->> 'id',
-                    'tool', CAST(j.messages AS json) #> '{{0,1,calls,0}}' ->> 'name'))
+                    'call_id', CAST(j.messages AS json) #> '{{-1,1,calls,0}}' ->> 'id',
+                    'tool', CAST(j.messages AS json) #> '{{-1,1,calls,0}}' ->> 'name'))
                 FROM agentq.journal j WHERE j.run = r.number AND j.number = r.reply) END,
             'approvals', (SELECT coalesce(jsonb_agg(to_jsonb(a) - 'arguments' ORDER BY a.index), '[]')
                           FROM agentq.approvals a

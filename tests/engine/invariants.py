@@ -142,7 +142,7 @@ class Watch:
         assert set(self._seen) <= set(runs), "a run has vanished"
         for run in runs.values():
             self._check(run)
-        _one_open_run_a_thread(runs.values())
+        _threads_are_in_order(runs.values())
         _keys_are_neither_crowded_nor_standing(runs.values())
         self._seen = runs
 
@@ -374,6 +374,10 @@ def _keys_are_neither_crowded_nor_standing(runs: Iterable[RunRows]) -> None:
 def _somebody_sees_to(run: RunRows) -> None:
     """A lease, a due time, a line or a named person: for the run, or for each call that is out."""
     row = run.row
+    if row.held:
+        # The run before it: see _threads_are_in_order.
+        assert (row.status, row.due_at, row.lease_token, row.lease_look_at) == ("queued", None, None, None)
+        return
     if row.has_place is False:
         assert (row.lease_until, row.sweep_at, row.sweep_look_at) == (None, None, None), "one in line is looked at"
         assert not _out(run), "calls of one in line are out"
@@ -419,6 +423,21 @@ CALL_IS_SEEN_TO: Mapping[str, Callable[[Row, RunRows], bool]] = {
 }
 
 
-def _one_open_run_a_thread(runs: Iterable[RunRows]) -> None:
-    busy = Counter(run.row.thread_id for run in runs if run.row.thread_id and not run.has_ended)
-    assert all(count == 1 for count in busy.values()), "a thread has two open runs"
+def _threads_are_in_order(runs: Iterable[RunRows]) -> None:
+    """One run of a thread is at work; those behind it are let go by its end, in their order."""
+    of_threads: dict[str, list[RunRows]] = defaultdict(list)
+    for run in runs:
+        if run.row.thread_id is not None:
+            of_threads[run.row.thread_id].append(run)
+    for thread in of_threads.values():
+        thread.sort(key=lambda run: run.row.thread_position)
+        at_work = [run for run in thread if not run.has_ended and not run.row.held and run.row.kept is None]
+        held = [run for run in thread if not run.has_ended and run.row.held]
+        assert len(at_work) <= 1, "a thread has two runs at work"
+        for number, run in enumerate(held):
+            before = [*at_work, *held[:number]]
+            ended = [other for other in thread if other.has_ended and other.row.followed and other.row.sweep_at]
+            is_known = any(other.row.followed for other in before) or (bool(ended) and not before)
+            assert is_known or run.row.sweep_at is not None, "nobody lets a held run go"
+        if at_work and held:
+            assert at_work[0].row.thread_position < held[0].row.thread_position, "a run has passed another by"

@@ -163,6 +163,13 @@ def in_line(stage: Stage) -> Handle:
     return second
 
 
+def held(stage: Stage) -> Handle:
+    stage.worker()
+    stage.drain = Drain(stage.database, test := agent("hello"))
+    _, second = (stage.drain.enqueue(test, thread="t", on_busy="enqueue") for _ in range(2))
+    return second
+
+
 def agent_nobody_has(stage: Stage) -> Handle:
     stage.worker(agents=("other",))
     handle = stage.start(agent("hello"))
@@ -325,6 +332,7 @@ SITUATIONS = (
     ),
     Situation(for_later, (("time", ("the time it was enqueued for", "begins it then")),)),
     Situation(in_line, (("line", ("its turn of key 'k' (1 at work)", "the end of one of these")),)),
+    Situation(held, (("thread", ("its turn on thread 't', behind run run_", "the end of that run")),)),
     Situation(agent_nobody_has, (("worker", ("has agent 'test'", "agentq worker --agents")),)),
     Situation(model_call, (("step", ("the recall or model call, which worker drain is at", "see to it")),)),
     Situation(model_call_to_be_cancelled, (("step", ("ends the run as cancelled",)),)),

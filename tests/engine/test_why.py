@@ -143,6 +143,7 @@ BROKEN = (
     Broken(situations.backoff, f"{_RUN} sweep_at = NULL", "not_announced"),
     Broken(situations.for_later, f"{_RUN} sweep_at = NULL", "not_announced"),
     Broken(situations.in_line, "DELETE FROM agentq.runs WHERE has_place", "line_stands"),
+    Broken(situations.held, "DELETE FROM agentq.runs WHERE held IS NULL", "thread_stands"),
     Broken(situations.single_call_announced, f"{_RUN} sweep_at = NULL", "not_announced"),
     Broken(situations.model_call, f"{_RUN} lease_until = NULL", "endless_lease", can_cancel=False),
     Broken(situations.single_call, f"{_RUN} lease_until = NULL", "endless_lease", can_cancel=False),

@@ -1,0 +1,167 @@
+"""A message for a thread: what it does while another run of the thread has not ended, or waits for a person."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, get_args
+
+from agentq.errors import ApprovalNotPendingError, ConfigError
+from agentq.intake import let_begin, tell_after_commit
+from agentq.link import Link
+from agentq.messages import UserMessage
+from agentq.services import patience_secs
+from agentq.storage import callers, enqueue, inbox, queries, threads
+from agentq.storage.callers import Callers
+from agentq.storage.enqueue import NewRun
+from agentq.storage.sql import Connection
+from agentq.storage.threads import OpenRun
+
+OnBusy = Literal["reject", "enqueue", "interrupt", "steer"]
+OnWaiting = Literal["reject", "hold", "deny_and_continue"]
+
+# What a person's answer would have been, where a message came instead.
+_DENIED = "The user did not decide, but said something else."
+_BY_A_MESSAGE = "the next message"
+# Somebody may decide at the moment in which it is denied.
+_TRIES = 5
+
+
+@dataclass(frozen=True)
+class WhenBusy:
+    """What a message does on a thread whose run is at work, and on one whose run waits for a person.
+
+    Raises ConfigError for what is no such thing.
+    """
+
+    on_busy: OnBusy = "reject"
+    on_waiting: OnWaiting = "reject"
+
+    def __post_init__(self) -> None:
+        for name, known in (("on_busy", get_args(OnBusy)), ("on_waiting", get_args(OnWaiting))):
+            if getattr(self, name) not in known:
+                listed = ", ".join(map(repr, known))
+                raise ConfigError(f"{name} is one of {listed}, not {getattr(self, name)!r}")
+
+    def check(self, thread_id: str | None, connection: Any) -> None:
+        """Raises ConfigError where it asks for what cannot be."""
+        if thread_id is None and self != WhenBusy():
+            raise ConfigError("on_busy and on_waiting are for a message on a thread; name it with thread=")
+        undone = {"on_busy": ("interrupt", "steer"), "on_waiting": ("deny_and_continue",)}
+        for name, taken in undone.items():
+            if connection is not None and getattr(self, name) in taken:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} changes a run at work, which your transaction would hold up: "
+                    "enqueue without connection=, or have the message wait for its turn"
+                )
+
+
+def take_on_thread(link: Link, new: NewRun, when: WhenBusy, connection: Any = None) -> str:
+    """Write the run at the end of its thread; the answer is the run that has the message.
+
+    Raises ThreadBusyError. ``connection`` is the caller's.
+    """
+    if connection is not None:
+        theirs = callers.of(connection, link.database)
+        theirs.check()
+        return _in_theirs(link, theirs, new, when)
+    for _ in range(_TRIES):
+        try:
+            return _Message(link, new, when).take()
+        except ApprovalNotPendingError as error:
+            faster = error
+    raise faster
+
+
+def _in_theirs(link: Link, theirs: Callers, new: NewRun, when: WhenBusy) -> str:
+    thread_id = str(new.thread_id)
+    with theirs.undone_if_refused():
+        threads.enter_theirs(theirs, thread_id)
+        if found := enqueue.same(theirs, new):
+            return found
+        open_runs = threads.open_runs(theirs, thread_id)
+        is_waiting = bool(open_runs) and open_runs[0].status == "waiting"
+        if open_runs and not (when.on_waiting == "hold" if is_waiting else when.on_busy == "enqueue"):
+            raise threads.busy(thread_id, open_runs[0], is_waiting=is_waiting)
+        run_id = enqueue.insert(
+            theirs,
+            new,
+            patience_secs=patience_secs(link.settings.lease_secs),
+            start="behind" if open_runs else "guest",
+            position=threads.next_position(theirs, thread_id),
+        )
+    if not open_runs:
+        tell_after_commit(link, theirs, [new], [run_id])
+    return run_id
+
+
+class _Message:
+    """One message on its way into its thread, in a transaction of ours; ``_afterwards`` is done when that is over."""
+
+    def __init__(self, link: Link, new: NewRun, when: WhenBusy) -> None:
+        self._link = link
+        self._new = new
+        self._when = when
+        self._thread_id = str(new.thread_id)
+        self._control = link.control
+        self._afterwards: list[Callable[[], object]] = []
+
+    def take(self) -> str:
+        """Raises ApprovalNotPendingError where somebody decided on a call at the moment in which it was denied."""
+        with self._link.database.transaction() as connection:
+            run_id = self._write(connection)
+        for act in self._afterwards:
+            act()
+        return run_id
+
+    def _write(self, connection: Connection) -> str:
+        new, control = self._new, self._control
+        threads.enter(connection, self._thread_id)
+        # Asked under the lock: the run with this key may be the one that keeps the thread busy.
+        if found := enqueue.same(connection, new) or inbox.same(connection, new):
+            return found
+        open_runs = threads.open_runs(connection, self._thread_id)
+        is_waiting = bool(open_runs) and _waits_for_people(connection, open_runs[0].id)
+        verb = "begin" if not open_runs else self._when.on_waiting if is_waiting else self._when.on_busy
+        if verb == "reject":
+            raise threads.busy(self._thread_id, open_runs[0], is_waiting=is_waiting)
+        if verb == "interrupt":
+            for run in open_runs:
+                self._afterwards.append(partial(control.after_cancel, *control.cancel_in(connection, run.id)))
+            # One that a worker is at ends with its next commit.
+            open_runs = threads.open_runs(connection, self._thread_id)
+        if verb in ("steer", "deny_and_continue") and self._join(connection, open_runs[0].id, denies=verb != "steer"):
+            return open_runs[0].id
+        return self._insert(connection, open_runs)
+
+    def _join(self, connection: Connection, run_id: str, *, denies: bool) -> bool:
+        """Send the message into the run; False where that has ended meanwhile, or is about to."""
+        new, control = self._new, self._control
+        if not inbox.put(connection, run_id, UserMessage(text=new.text), key=new.idempotency_key):
+            return False
+        if denies:
+            for after, wake_ups in control.deny(connection, run_id, _DENIED, decided_by=_BY_A_MESSAGE):
+                self._afterwards.append(partial(control.saver.send, wake_ups))
+                self._afterwards.append(partial(control.after, after))
+        return True
+
+    def _insert(self, connection: Connection, open_runs: Sequence[OpenRun]) -> str:
+        # Those that have ended since they were read do not hold it up.
+        is_behind = any(threads.follow(connection, run.id) for run in reversed(open_runs))
+        run_id = enqueue.insert(
+            connection,
+            self._new,
+            patience_secs=self._control.services.patience_secs,
+            start="held" if is_behind else self._new.start,
+            position=threads.next_position(connection, self._thread_id),
+        )
+        if not is_behind:
+            wake_ups = let_begin(self._link, connection, [self._new], [run_id])
+            self._afterwards.append(partial(self._control.saver.send, wake_ups))
+        return run_id
+
+
+def _waits_for_people(connection: Connection, run_id: str) -> bool:
+    """Not where it waits for the outside alone, which has calls of it."""
+    if queries.status(connection, run_id) != "waiting":
+        return False
+    return any(asked.kind != "deferred" for asked in queries.approvals(connection, run_id=run_id))
