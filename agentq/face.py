@@ -7,6 +7,7 @@ from typing import Any, TypedDict, Unpack
 
 from agentq.agent import AgentSpec
 from agentq.client import Client
+from agentq.content import Content
 from agentq.errors import ConfigError
 from agentq.handle import Handle
 from agentq.history import Rewound
@@ -61,7 +62,12 @@ class Agent(AgentSpec):
             raise ConfigError(f"agent {self.name!r}: {error}") from error
 
     def enqueue(
-        self, text: str, *, client: Client | None = None, thread: str | None = None, **options: Unpack[EnqueueOptions]
+        self,
+        text: Content,
+        *,
+        client: Client | None = None,
+        thread: str | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> Handle:
         """Store a run and wake a worker; options and errors as of ``Client.enqueue``."""
         client = client or default_client()
@@ -70,7 +76,7 @@ class Agent(AgentSpec):
 
     def run(
         self,
-        text: str,
+        text: Content,
         *,
         timeout: float | None = None,
         client: Client | None = None,
@@ -96,13 +102,13 @@ class Thread:
     def __repr__(self) -> str:
         return f"Thread({self.id!r}, {self.agent!r})"
 
-    def enqueue(self, text: str, *, client: Client | None = None, **options: Unpack[EnqueueOptions]) -> Handle:
+    def enqueue(self, text: Content, *, client: Client | None = None, **options: Unpack[EnqueueOptions]) -> Handle:
         """As ``Agent.enqueue``. Raises ThreadBusyError while another run of the thread has not ended."""
         return self.agent.enqueue(text, client=client, thread=self.id, **options)
 
     def send(
         self,
-        text: str,
+        text: Content,
         *,
         timeout: float | None = None,
         client: Client | None = None,

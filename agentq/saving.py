@@ -11,12 +11,12 @@ from uuid import UUID
 from agentq.errors import LockedError, UnavailableError
 from agentq.ids import new_id
 from agentq.limits import Limits
-from agentq.messages import ToolResult, Usage
+from agentq.messages import ToolResult, Usage, media_of
 from agentq.outcomes import Cancelled, Transition
 from agentq.run import ApprovalKind, OpenCall, Progress, Snapshot
 from agentq.services import Services
 from agentq.steps.tool_batch import CallDone
-from agentq.storage import approvals, calls, children, commits, endings, enqueue, line, steps
+from agentq.storage import approvals, blobs, calls, children, commits, endings, enqueue, line, steps
 from agentq.storage.approvals import Question
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested, Next
@@ -77,8 +77,12 @@ class Saver:
         """
 
         def save(transition: Transition, **options: Any) -> tuple[Snapshot, list[WakeUp]]:
-            with self._enough_for(transition) as connection:
-                return self.apply(connection, transition, token, [event], **options)
+            media = [one for _, message in transition.messages for one in media_of(message)]
+            with self._enough_for(transition, with_media=bool(media)) as connection:
+                blobs.put(connection, media)
+                saved = self.apply(connection, transition, token, [event], **options)
+                blobs.refer(connection, ("run_id", transition.snapshot.run_id, media))
+                return saved
 
         def attempt() -> tuple[Snapshot, list[WakeUp]]:
             try:
@@ -88,12 +92,12 @@ class Saver:
 
         return self._patiently(attempt)
 
-    def _enough_for(self, transition: Transition) -> AbstractContextManager[Connection]:
+    def _enough_for(self, transition: Transition, *, with_media: bool) -> AbstractContextManager[Connection]:
         """A transaction where one statement is not all: it costs two round trips more."""
         database = self._services.database
         opens_batch = _opens_batch(transition)
         leaves = transition.snapshot.concurrency_key is not None and transition.ending is not None
-        is_one = commits.is_one_statement(transition) and not opens_batch and not leaves
+        is_one = commits.is_one_statement(transition) and not opens_batch and not leaves and not with_media
         return database.autocommit() if is_one else database.transaction()
 
     def give_back(self, claim: Claim) -> Again:
@@ -134,6 +138,7 @@ class Saver:
 
         def attempt() -> tuple[CallEnd, Snapshot]:
             with self._services.database.transaction() as connection:
+                blobs.put(connection, done.result.media)
                 return self._finish(connection, ref, done, token, event, lane=lane, used=used)
 
         end, snapshot = self._patiently(attempt)
@@ -192,6 +197,7 @@ class Saver:
     ) -> tuple[CallEnd, Snapshot]:
         finished = calls.finish(connection, ref, done.result, token=token, event=event, was_asked=was_asked, used=used)
         snapshot = finished.snapshot
+        blobs.refer(connection, ("run_id", ref.run_id, done.result.media))
         is_ending = snapshot.cancel_requested or done.ends is not None
         if is_ending and finished.open_calls > 0:
             calls.refuse_claims(connection, ref.run_id)

@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Literal, Protocol
 
+from agentq.content import File, Image
 from agentq.errors import RunFinishedError, ThreadBusyError
 from agentq.messages import UserMessage
 from agentq.run import Progress
@@ -138,6 +139,7 @@ class Writer(Protocol):
 class NewRun:
     """What a producer asks for. ``tags`` are searchable; ``context`` is handed to tools.
 
+    ``media`` are the images and files of its message, which the caller stores: see blobs.py.
     It is due after ``delay_secs``, or at the time ``due_at``, or at once. ``priority`` is a rank: see wire.py.
     """
 
@@ -158,6 +160,7 @@ class NewRun:
     priority: int = 0
     concurrency_key: str | None = None
     concurrency_limit: int | None = None
+    media: tuple[Image | File, ...] = ()
 
     @property
     def is_for_later(self) -> bool:
@@ -260,7 +263,9 @@ def _ids(connection: Writer, new: Sequence[NewRun], written: set[str]) -> list[s
 
 
 def _told(new: NewRun) -> dict[str, Any]:
-    return journal.entry([NewEvent("run.enqueued", {"agent": new.agent})], [(0, UserMessage(text=new.text))])
+    return journal.entry(
+        [NewEvent("run.enqueued", {"agent": new.agent})], [(0, UserMessage(text=new.text, media=new.media))]
+    )
 
 
 def _same(connection: Writer, new: NewRun) -> str | None:
