@@ -52,7 +52,7 @@ from agentq.wire import RANKS
 @options.agents
 @options.as_json
 @click.pass_context
-def run(  # noqa: PLR0913 - what a message is made of
+def run(
     ctx: click.Context,
     /,
     agent: str,
