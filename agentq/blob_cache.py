@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from agentq.content import MAX_MESSAGE_BYTES, File, Image, shown_size
 from agentq.errors import ContentError
@@ -47,6 +47,10 @@ class BlobCache:
             found |= read
         return [_loaded(message, found) for message in messages]
 
+    def add(self, media: Iterable[Image | File]) -> None:
+        """Remember what was stored here."""
+        self._keep({one.sha256: one.data for one in media if one.sha256 and one.data is not None})
+
     def _kept(self, wanted: dict[str, Image | File]) -> dict[str, bytes]:
         with self._lock:
             for sha256 in (found := wanted.keys() & self._known.keys()):
@@ -54,6 +58,8 @@ class BlobCache:
             return {sha256: self._known[sha256] for sha256 in found}
 
     def _keep(self, read: dict[str, bytes]) -> None:
+        if not read:
+            return
         with self._lock:
             for sha256, data in read.items():
                 self._bytes += len(data) - len(self._known.pop(sha256, b""))

@@ -26,6 +26,7 @@ from agentq import (
     UserMessage,
     tool,
 )
+from agentq.blob_cache import BlobCache
 from agentq.content import MAX_MESSAGE_BYTES
 from agentq.errors import ProviderError
 from agentq.hooks import Hooks, ModelView
@@ -228,6 +229,30 @@ def test_no_connection_is_held_and_no_bytes_are_kept_in_the_transcript_during_a_
     handle = drain.enqueue(test, Image.from_bytes(png(1)))
     drain.work()
     assert (held, handle.result().text) == ([0], saw(png(1)))
+
+
+def test_transcripts_are_remembered_without_bytes_and_bytes_up_to_a_bound(database: Database) -> None:
+    kept: list[Any] = []
+
+    def look(request: ModelRequest) -> str:
+        known = drain.engine.services.transcripts._known.values()
+        kept.extend(one.data for run in known for message in run.messages.values() for one in media_of(message))
+        return answer(request)
+
+    asked = [Call("draw", {"n": n}) for n in (1, 2)]
+    quick = tool(inline=True)(draw.function)
+    drain = Drain(database, test := Agent("t", model=Scripted([*asked, look]), tools=[quick]), local_steps=64)
+    with counted(database) as counts:
+        handle = drain.enqueue(test)
+        drain.work()
+    assert kept == [None, None]
+    assert handle.result().text == saw(png(1), png(2))
+    # The process that stored them has them: only the transcript is read, and what is there of them already.
+    assert counts["reads"] == 1 + 2 * 2
+    cache = BlobCache(database, max_bytes=len(png(1)))
+    for message in handle.messages():
+        cache.load([message])
+    assert list(cache._known.values()) == [png(2)]
 
 
 # ---------------------------------------------------------------------------------------------- from tools
@@ -616,13 +641,14 @@ def test_two_who_store_the_same_images_at_once_do_not_stop_each_other(database: 
 MOMENTS: tuple[Moment, ...] = ("statement", "locked", "committed", "probe", "send")
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
 @pytest.mark.parametrize("numbers", [(1,), (1, 2)])
 @pytest.mark.parametrize("kind", ["dies", "outage"])
 @pytest.mark.parametrize("at", MOMENTS)
 def test_whenever_its_worker_dies_a_result_is_there_with_its_image_or_not_at_all(
-    database: Database, at: Moment, kind: Any, numbers: tuple[int, ...]
+    database: Database, at: Moment, kind: Any, numbers: tuple[int, ...], idempotent: bool
 ) -> None:
-    again = tool(idempotent=True)(draw.function)
+    again = tool(idempotent=idempotent)(draw.function)
     asked = [Call("draw", {"n": n}, id=f"call_{n}") for n in numbers]
     test = Agent("draws", model=Scripted([asked, answer]), tools=[again])
     after = 0
@@ -659,9 +685,12 @@ def strike(database: Database, test: Agent, mishap: Mishap, numbers: tuple[int, 
                 break
             worker.age(130)
             worker.sweep()
-        assert handle.result().text == saw(*map(png, (9, *numbers)))
-        assert stored(database) == {png(n) for n in (9, *numbers)}
-        assert count(database, "blob_refs") == 1 + len(numbers)
+        back = [n for n, result in zip(numbers, results(handle), strict=True) if result.status == "success"]
+        assert len(back) == len(numbers) or test.tools["draw"].on_unknown != "retry"
+        assert handle.result().text == saw(*map(png, (9, *back)))
+        # Nor is anything there that nobody refers to.
+        assert stored(database) == {png(n) for n in (9, *back)}
+        assert count(database, "blob_refs") == 1 + len(back)
     finally:
         observed.dispose()
     return bool(hits)
