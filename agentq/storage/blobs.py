@@ -21,10 +21,11 @@ BATCH = 50
 
 # The first number is ours among the advisory locks of the database.
 _OURS = 1634169970
-_HOLD = text(f"""
-    SELECT pg_advisory_xact_lock_shared({_OURS}, CAST(bucket AS integer))
-    FROM unnest(string_to_array(:buckets, ',')) bucket
-""")
+_SHARED = f"SELECT pg_advisory_xact_lock_shared({_OURS}, CAST(bucket AS integer))"
+_BUCKETS = "unnest(string_to_array(:buckets, ',')) bucket"
+_HOLD = text(f"WITH {BOUNDED} {_SHARED} FROM bounded CROSS JOIN {_BUCKETS}")
+# In a transaction of somebody else, which keeps its own bounds.
+_HOLD_AS_GUEST = text(f"{_SHARED} FROM {_BUCKETS}")
 _TRY_ALONE = text(f"WITH {BOUNDED} SELECT pg_try_advisory_xact_lock({_OURS}, :bucket) FROM bounded")
 _WHICH = text("SELECT sha256 FROM agentq.blobs WHERE sha256 = ANY(string_to_array(:hashes, ','))")
 _PUT = text("""
@@ -56,7 +57,8 @@ def put(connection: Writer, media: Iterable[Image | File]) -> None:
     if not given:
         return
     buckets = ",".join(sorted({str(_bucket(sha256)) for sha256 in given}))
-    connection.execute(_HOLD, {"buckets": buckets})
+    is_ours = isinstance(connection, Connection)
+    connection.execute(_HOLD if is_ours else _HOLD_AS_GUEST, {"buckets": buckets})
     there = {row.sha256 for row in connection.execute(_WHICH, {"hashes": ",".join(given)}).all()}
     # In one order: who stores the same ones at the same time waits for us, and not we for each other.
     for sha256 in sorted(given.keys() - there):

@@ -28,7 +28,7 @@ from agentq import (
 )
 from agentq.blob_cache import BlobCache
 from agentq.content import MAX_MESSAGE_BYTES
-from agentq.errors import ProviderError
+from agentq.errors import ProviderError, UnavailableError
 from agentq.hooks import Hooks, ModelView
 from agentq.messages import media_of
 from agentq.providers.base import ModelReply, ModelRequest
@@ -207,7 +207,7 @@ def test_an_image_costs_its_own_statements_and_is_read_once_a_process(database: 
     with counted(database) as again:
         drain.enqueue(SEES, ["look", image])
     # To hold the lock, to see what is there, and then only the run and its reference: the bytes are not sent again.
-    assert again == Counter(reads=2, writes=2, commits=1)
+    assert again == Counter(reads=1, writes=3, commits=1)
     with counted(database) as counts:
         drain.do(drain.wake_ups.pop(0))
     assert counts == Counter(claims=1, reads=3, writes=1, commits=1)
@@ -248,7 +248,7 @@ def test_transcripts_are_remembered_without_bytes_and_bytes_up_to_a_bound(databa
     assert kept == [None, None]
     assert handle.result().text == saw(png(1), png(2))
     # The process that stored them has them: only the transcript is read, and what is there of them already.
-    assert counts["reads"] == 1 + 2 * 2
+    assert counts["reads"] == 1 + 2
     cache = BlobCache(database, max_bytes=len(png(1)))
     for message in handle.messages():
         cache.load([message])
@@ -506,26 +506,6 @@ def test_an_image_that_somebody_took_away_by_force_ends_the_run_with_its_own_cod
         drain.client.read(media_of(handle.messages()[0])[0])
 
 
-# ---------------------------------------------------------------------------------------------- their transaction
-
-
-def test_a_rollback_of_the_callers_transaction_leaves_no_image(database: Database) -> None:
-    drain = Drain(database, SEES)
-    with psycopg.connect(database.url) as theirs:
-        drain.enqueue(SEES, ["a", Image.from_bytes(png(1))], connection=theirs)
-        drain.client.enqueue_many("sees", [Image.from_bytes(png(2)), "b"], connection=theirs)
-        theirs.rollback()
-        assert [count(database, name) for name in ("runs", "blobs", "blob_refs")] == [0, 0, 0]
-        handle = drain.enqueue(SEES, ["a", Image.from_bytes(png(1))], connection=theirs, thread="t")
-        assert count(database, "blobs") == 0
-        with pytest.raises(ContentError, match="not stored here any more"):
-            drain.enqueue(SEES, Image.from_bytes(png(9)).with_data(None), connection=theirs)
-        theirs.commit()
-    drain.sweep()
-    drain.work()
-    assert handle.result().text == saw(png(1))
-
-
 # ---------------------------------------------------------------------------------------------- races
 
 
@@ -570,6 +550,20 @@ def test_what_is_being_taken_away_is_stored_again_by_who_refers_to_it_meanwhile(
     producer.join()
     drain.work()
     assert made[0].result().text == saw(png(1))
+
+
+def test_who_stores_what_a_stuck_transaction_has_stored_is_told_after_some_seconds(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drain = Drain(database, SEES)
+    monkeypatch.setattr(blobs, "_HOLD", blobs._HOLD.replace(b"'8000'", b"'300'"))
+    with open_transaction(drain, png(1)) as (_, theirs):
+        with pytest.raises(UnavailableError, match="locked by somebody else"):
+            drain.enqueue(SEES, Image.from_bytes(png(1)))
+        # Nobody else waits for it.
+        drain.enqueue(SEES, Image.from_bytes(png(2)))
+        theirs.rollback()
+    assert stored(database) == {png(2)}
 
 
 def side_by_side(*acts: Callable[[], object]) -> list[BaseException]:
