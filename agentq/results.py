@@ -143,7 +143,7 @@ def _order(item: Any) -> tuple[str, float, str]:
 
 
 def _media(value: Image | File, _: tuple[int, ...]) -> Any:
-    raise TypeError(f"{value} stands inside another value; return it by itself, or in a list")
+    raise TypeError(f"{value} has no JSON form; a tool may return it by itself, or in a list")
 
 
 _FORMS: tuple[tuple[Any, Callable[[Any, tuple[int, ...]], Any]], ...] = (

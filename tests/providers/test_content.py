@@ -1,6 +1,6 @@
 """Images and files in requests: in the form of each provider, and in words where there is none."""
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from typing import Any
 
 import pytest
@@ -10,12 +10,15 @@ from agentq.errors import ProviderError
 from agentq.inputs import checked_message
 from agentq.messages import AssistantMessage, Message, ToolCall, ToolMessage, ToolResult, UserMessage
 from agentq.providers import anthropic, openai_chat
+from agentq.providers.anthropic import Anthropic
 from agentq.providers.base import ModelRequest
 from agentq.providers.faults import http_fault
 from agentq.providers.http import HttpReply
+from agentq.providers.openai_chat import OpenAIChat
 from agentq.providers.profiles import PROFILES
 from agentq.results import to_content
 from tests.images import PDF, png
+from tests.providers.fake_server import response, serve
 
 PNG = b64encode(png()).decode()
 PDF64 = b64encode(PDF).decode()
@@ -208,3 +211,17 @@ def test_an_image_that_a_provider_cannot_get_is_another_matter() -> None:
     error = http_fault("openai", HttpReply(400, {}, body))
     assert error is not None
     assert error.code == "provider_request_rejected"
+
+
+@pytest.mark.parametrize("make", [OpenAIChat, Anthropic])
+def test_the_largest_images_go_through_a_real_socket(make: Any) -> None:
+    large = [Image.from_bytes(png(n, filled_to=20_000_000)) for n in range(2)]
+    chat_reply = {"choices": [{"finish_reason": "stop", "message": {"content": "seen"}}]}
+    reply = chat_reply | {"content": [{"type": "text", "text": "seen"}], "stop_reason": "end_turn"}
+    with serve(response(reply)) as server:
+        provider = make(base_url=server.url, api_key="k")
+        assert provider.complete(ModelRequest("m", "", [user("look", *large)])).message.text == "seen"
+        (asked,) = server.asked
+    *_, last = asked.body["messages"][0]["content"]
+    sent = last["image_url"]["url"].partition(",")[2] if "image_url" in last else last["source"]["data"]
+    assert b64decode(sent) == png(1, filled_to=20_000_000)
