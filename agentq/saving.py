@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
+from agentq.content import File, Image
 from agentq.errors import LockedError, UnavailableError
 from agentq.ids import new_id
 from agentq.limits import Limits
@@ -77,8 +78,8 @@ class Saver:
         """
 
         def save(transition: Transition, **options: Any) -> tuple[Snapshot, list[WakeUp]]:
-            media = [one for _, message in transition.messages for one in media_of(message)]
-            with self._enough_for(transition, with_media=bool(media)) as connection:
+            media = _media(transition)
+            with self._enough_for(transition) as connection:
                 blobs.put(connection, media)
                 saved = self.apply(connection, transition, token, [event], **options)
                 blobs.refer(connection, ("run_id", transition.snapshot.run_id, media))
@@ -92,12 +93,12 @@ class Saver:
 
         return self._patiently(attempt)
 
-    def _enough_for(self, transition: Transition, *, with_media: bool) -> AbstractContextManager[Connection]:
+    def _enough_for(self, transition: Transition) -> AbstractContextManager[Connection]:
         """A transaction where one statement is not all: it costs two round trips more."""
         database = self._services.database
         opens_batch = _opens_batch(transition)
         leaves = transition.snapshot.concurrency_key is not None and transition.ending is not None
-        is_one = commits.is_one_statement(transition) and not opens_batch and not leaves and not with_media
+        is_one = commits.is_one_statement(transition) and not opens_batch and not leaves and not _media(transition)
         return database.autocommit() if is_one else database.transaction()
 
     def give_back(self, claim: Claim) -> Again:
@@ -347,6 +348,10 @@ def _budget(snapshot: Snapshot, own: Limits) -> dict[str, Any]:
 def _least(own: float | None, left: float | None) -> float | None:
     given = [each for each in (own, left) if each is not None]
     return min(given, default=None)
+
+
+def _media(transition: Transition) -> list[Image | File]:
+    return [one for _, message in transition.messages for one in media_of(message)]
 
 
 def _opens_batch(transition: Transition) -> bool:
