@@ -149,27 +149,17 @@ def _output_tool(agent: AgentSpec) -> tuple[ToolSpec, ...]:
     return (ToolSpec(OUTPUT_TOOL, "Give the final answer in this form.", agent.output.schema),)
 
 
-# Models that have refused an image, and did without those that tools had returned; of this process.
-_BLIND: set[tuple[str, str]] = set()
-
-
 def _complete(provider: Provider, request: ModelRequest, agent: AgentSpec) -> ModelReply:
-    """One call. A model that cannot see what its tools return is told so, and asked again at once."""
-    began, which = time.monotonic(), (provider.name, request.model)
-    told = replace(request, messages=[_told(message) for message in request.messages])
-    has_any = any(a is not b for a, b in zip(told.messages, request.messages, strict=True))
-    if not has_any:
+    """One call. A model that cannot take what its tools have returned is told so, and asked again at once."""
+    began = time.monotonic()
+    try:
         return _complete_in_form(provider, request, agent)
-    if which not in _BLIND:
-        try:
-            return _complete_in_form(provider, request, agent)
-        except ProviderError as error:
-            if error.kind != "content_unsupported":
-                raise
+    except ProviderError as error:
+        told = [_told(message) for message in request.messages]
+        if error.kind != "content_unsupported" or all(a is b for a, b in zip(told, request.messages, strict=True)):
+            raise
     left = max(request.timeout_secs - (time.monotonic() - began), 0.001)
-    reply = _complete_in_form(provider, replace(told, timeout_secs=left), agent)
-    _BLIND.add(which)
-    return reply
+    return _complete_in_form(provider, replace(request, messages=told, timeout_secs=left), agent)
 
 
 def _told(message: Message) -> Message:

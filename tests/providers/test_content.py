@@ -197,18 +197,23 @@ def test_a_result_that_is_an_error_goes_to_messages_in_words_only() -> None:
         (400, "At most 0 image(s) may be provided in one prompt."),
         (500, "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"),
         (400, "this model does not support images"),
+        (400, "messages.0.content.1.image.source.base64: image exceeds 5 MB maximum: 6291456 bytes > 5242880 bytes"),
+        (400, "messages.0.content.1.image.source.base64.data: Image dimensions exceed max allowed size: 8000 pixels"),
+        (400, "Could not process image"),
+        (400, "You uploaded an unsupported image. Please make sure your image is valid."),
+        (400, "Error while downloading https://x.invalid/a.png."),
     ],
 )
-def test_a_model_that_says_that_it_cannot_see_is_understood(status: int, message: str) -> None:
+def test_a_model_that_says_that_it_cannot_take_an_image_is_understood(status: int, message: str) -> None:
     body = b'{"error": {"message": "%s"}}' % message.encode()
     error = http_fault("x", HttpReply(status, {}, body))
     assert error is not None
     assert error.code == "provider_content_unsupported"
 
 
-def test_an_image_that_a_provider_cannot_get_is_another_matter() -> None:
-    body = b'{"error": {"message": "Error while downloading https://x/a.png.", "code": "invalid_image_url"}}'
-    error = http_fault("openai", HttpReply(400, {}, body))
+@pytest.mark.parametrize("message", ["the image of the world is wrong", "messages.1: role must be user", "documents"])
+def test_another_complaint_is_no_word_on_images(message: str) -> None:
+    error = http_fault("x", HttpReply(400, {}, b'{"error": {"message": "%s"}}' % message.encode()))
     assert error is not None
     assert error.code == "provider_request_rejected"
 
