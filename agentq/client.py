@@ -12,6 +12,7 @@ from agentq.errors import ConfigError, ContentError
 from agentq.handle import Handle
 from agentq.ids import new_id
 from agentq.inputs import (
+    checked_days,
     checked_due,
     checked_key,
     checked_keys,
@@ -26,6 +27,7 @@ from agentq.intake import take_in
 from agentq.link import Link
 from agentq.messages import Message
 from agentq.registry import unknown
+from agentq.retention import Purged, purge
 from agentq.run import Approval, Progress, Run, Status
 from agentq.storage import blobs, queries
 from agentq.storage.enqueue import NewRun
@@ -241,6 +243,14 @@ class Client(Link):
             raise ContentError(f"{media} was given by its URL and is not stored; get it from there", problem="url")
         with self.database.autocommit() as connection:
             return blobs.load(connection, [media.sha256])[media.sha256]
+
+    def purge(self, *, keep_days: float) -> Purged:
+        """Delete runs that ended more than ``keep_days`` ago, and threads in which nothing has happened since.
+
+        Open runs stay, however old, and so does a thread with one. Workers do it by themselves where
+        ``AGENTQ_KEEP_DAYS`` is set. Raises ConfigError for a number that is not positive.
+        """
+        return purge(self.database, keep_days=checked_days(keep_days))
 
     def delete_unreferenced(self) -> int:
         """Delete stored images and files that no run and no thread refers to any more; the answer is how many.

@@ -16,6 +16,7 @@ from agentq.text import clean, cut
 from agentq.wire import RANKS
 
 MAX_KEY_CHARS = 200
+MAX_DAYS = 36_500.0
 MAX_PLACES = 1_000_000
 MAX_REASON_CHARS = 4_000
 
@@ -148,6 +149,12 @@ def _checked_time(due_at: object) -> datetime | None:
         return due_at.astimezone(UTC)
     except OverflowError:
         raise ConfigError(f"due_at is out of range: {due_at.isoformat()}") from None
+
+
+def checked_days(days: Any) -> float:
+    if isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days < MAX_DAYS:
+        raise ConfigError(f"keep_days is a positive number of days, not {days!r}")
+    return float(days)
 
 
 def checked_priority(priority: Any) -> int:
