@@ -42,7 +42,7 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
         output=output,
         timeout_secs=_bounded(snapshot, agent),
     )
-    notes = Notes()
+    own, notes = request.messages[-snapshot.message_count :], Notes()
     if agent.listeners["before_model"]:
         seen = _as_hooks_want(request, snapshot, agent, provider, notes)
         if not isinstance(seen, ModelRequest):
@@ -53,7 +53,8 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
         reply = _complete(provider, request, agent)
     except ProviderError as error:
         return Done(_failed(error, agent), data | {"error": error.code} | notes.data)
-    return _replied(snapshot, agent, request, reply, data, notes)
+    named = replace(reply, message=with_ids(reply.message, snapshot.turn + 1, own))
+    return _replied(snapshot, agent, request, named, data, notes)
 
 
 def _as_hooks_want(
@@ -91,7 +92,7 @@ def _bounded(snapshot: Snapshot, agent: AgentSpec) -> float:
 def _replied(
     snapshot: Snapshot, agent: AgentSpec, request: ModelRequest, reply: ModelReply, data: dict[str, Any], notes: Notes
 ) -> Done:
-    message = with_ids(_signed(reply.message, data), snapshot.turn + 1)
+    message = _signed(reply.message, data)
     usage = {"input_tokens": reply.usage.input_tokens, "output_tokens": reply.usage.output_tokens}
     known = {name: tokens for name, tokens in usage.items() if tokens is not None}
     ends: EndRun | ErrorInfo | None = None

@@ -1,7 +1,7 @@
 """Look at a reply's calls before any runs: which tool, fit arguments, unique ids."""
 
 import logging
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from operator import is_
 from typing import Any
 
@@ -9,7 +9,7 @@ from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
 from agentq.context import RunContext
 from agentq.limits import MAX_DEPTH
-from agentq.messages import AssistantMessage, ToolCall, ToolResult
+from agentq.messages import AssistantMessage, Message, ToolCall, ToolResult
 from agentq.outcomes import Output, PlannedCall
 from agentq.output import OUTPUT_TOOL
 from agentq.run import Snapshot
@@ -22,15 +22,20 @@ logger = logging.getLogger(__name__)
 _MAX_ID_CHARS = 1_000
 
 
-def with_ids(message: AssistantMessage, turn: int) -> AssistantMessage:
-    """The reply with an id of its own on each call: some servers send none, or the same one twice."""
+def with_ids(message: AssistantMessage, turn: int, earlier: Iterable[Message] = ()) -> AssistantMessage:
+    """The reply with an id of its own on each call: some servers send none, or the same one twice.
+
+    ``earlier`` are the run's messages before it. A person's word on a call names its id, and must not be taken for
+    another call of a later turn.
+    """
     if not message.calls:
         return message
     bounded = [_bounded(call) for call in message.calls]
     asked = {call.id for call in bounded}
-    if len(asked) == len(bounded) and "" not in asked and all(map(is_, bounded, message.calls)):
+    made = {call.id for reply in earlier if isinstance(reply, AssistantMessage) for call in reply.calls}
+    is_new = len(asked) == len(bounded) and "" not in asked and asked.isdisjoint(made)
+    if is_new and all(map(is_, bounded, message.calls)):
         return message
-    made: set[str] = set()
     calls = []
     for index, call in enumerate(bounded):
         call_id = call.id

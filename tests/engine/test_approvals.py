@@ -602,6 +602,25 @@ def test_of_deciders_and_the_deadline_at_once_one_wins_and_each_loser_learns_who
 # ---------------------------------------------------------------------------------------------- what it is bound to
 
 
+@pytest.mark.parametrize("named", ["by its id", "by its approval"])
+@pytest.mark.parametrize("given", ["call_0", ""])
+def test_a_late_word_on_a_call_is_none_on_a_later_call_to_which_the_model_gave_the_same_id(
+    database: Database, given: str, named: str
+) -> None:
+    bank = Bank()
+    turns = [Call("pay", {"amount": amount}, id=given) for amount in (1, 10_000)]
+    drain, handle = waiting(database, bank.agent(*turns))
+    (seen,) = handle.approvals()
+    handle.approve(seen.call_id, by="eva")
+    drain.work()
+    (later,) = handle.approvals()
+    assert later.arguments == '{"amount": 10000}'
+    with pytest.raises(ApprovalNotPendingError, match="is approved by eva since"):
+        handle.decide({seen.call_id if named == "by its id" else seen: Approve()}, by="otto")
+    assert handle.approvals() == [later]
+    assert [amount for amount, *_ in bank.paid] == [1]
+
+
 @pytest.mark.parametrize("calls", [ALONE, BATCH])
 @pytest.mark.parametrize(
     "tamper",
