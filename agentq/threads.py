@@ -88,7 +88,9 @@ class StoredThread:
             threads.check_idle(connection, self.id)
             return threads.delete(connection, [self.id])
 
-    def _border(self, said: list[Said], to: int) -> int:
+    def _border(self, said: list[Said], to: object) -> int:
+        if isinstance(to, bool) or not isinstance(to, int):
+            raise ConfigError(f"thread {self.id!r} is cut at a number of messages, not at {to!r}")
         try:
             return border([each.message for each in said], to)
         except IndexError as error:

@@ -753,6 +753,41 @@ def interrupted_text(handle: Handle) -> str:
     return first.text
 
 
+# ---------------------------------------------------------------------------------------------- what is no decision
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda handle, call: handle.decide({call: True}), "True is no decision"),
+        (lambda handle, call: handle.decide({call: "approve"}), "'approve' is no decision"),
+        (lambda handle, call: handle.decide({call: Approve}), "is no decision; give Approve"),
+        (lambda handle, call: handle.decide([call]), "decisions map call ids to decisions"),
+        (lambda handle, call: handle.decide(call), "decisions map call ids to decisions"),
+        (lambda handle, call: handle.approve(5), "named by its id or its Approval, not by 5"),
+        (lambda handle, call: handle.approve(call, by=5), "by is the name of who decides"),
+        (lambda handle, call: handle.reject(call, reason=5), "Reject: reason is a text"),
+        (lambda handle, call: handle.approve(call, sticky="no"), "Approve: sticky is True or False"),
+        (lambda handle, call: handle.reject(call, sticky=None), "Reject: sticky is True or False"),
+        (lambda handle, call: handle.fail(call, 5), "Fail: message is a text"),
+        (lambda handle, call: handle.settle(call, happened=0), "happened is True, False or None"),
+        (lambda handle, call: handle.respond(call, object()), "the result has no JSON form"),
+        (lambda handle, call: handle.respond(call, 10**5000), "the result has no JSON form"),
+        (lambda handle, call: handle.approve(call, arguments="all"), "arguments must be a JSON object"),
+        (lambda handle, call: handle.approve(call, arguments={"amount": object()}), "must be a JSON object"),
+        (lambda handle, call: handle.decide({call: Approve(), handle.approvals()[0]: Reject()}), "decided on twice"),
+    ],
+)
+def test_what_is_no_decision_is_refused_in_our_words_and_the_call_waits_on(
+    database: Database, wrong: Callable[[Handle, str], object], says: str
+) -> None:
+    _, handle = waiting(database, Bank().agent(pays(1)))
+    (call_id,) = asked(handle).values()
+    with pytest.raises(ConfigError, match=says):
+        wrong(handle, call_id)
+    assert [approval.status for approval in handle.approvals(status=None)] == ["pending"]
+
+
 # ---------------------------------------------------------------------------------------------- sub-agents
 
 
@@ -832,6 +867,50 @@ def test_one_call_id_of_two_sub_agents_is_decided_by_the_run_it_belongs_to(datab
     drain.work()
     assert handle.wait(timeout=10).text == "done"
     assert sorted(paid for paid, *_ in bank.paid) == [0, 1]
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_who_is_late_with_a_sub_agents_call_learns_of_the_outermost_run_who_decided(
+    database: Database, levels: int
+) -> None:
+    bank = Bank()
+    drain = with_family(database, top := family(bank, levels=levels))
+    handle = drain.enqueue(top)
+    drain.work()
+    (call_id,) = asked(handle).values()
+    refused: list[ApprovalNotPendingError] = []
+
+    def decide(name: str) -> None:
+        try:
+            handle.decide({call_id: Approve()}, by=name)
+        except ApprovalNotPendingError as error:
+            refused.append(error)
+
+    people = [threading.Thread(target=decide, args=(f"person {n}",)) for n in range(20)]
+    for person in people:
+        person.start()
+    for person in people:
+        person.join()
+    drain.work()
+    with pytest.raises(ApprovalNotPendingError) as late:
+        handle.reject(call_id)
+    (record,) = handle.approvals(status=None)
+    assert [error.details.get("decided_by") for error in [*refused, late.value]] == [record.decided_by] * 20
+    assert (handle.result().text, bank.paid) == ("done", [(0, True, 1)])
+
+
+def test_however_many_calls_wait_all_of_a_run_are_shown_and_decided_on(database: Database) -> None:
+    bank = Bank()
+    clerks = [bank.agent(pays(*range(30)), name=f"clerk{n}") for n in range(7)]
+    calls = [Call(clerk.name, {"input": "x"}) for clerk in clerks]
+    top = Agent("top", model=Scripted([calls, "done"]), tools=[clerk.as_tool() for clerk in clerks])
+    drain = Drain(database, top, *clerks)
+    handle = drain.enqueue(top)
+    drain.work()
+    assert len(handle.result().approvals) == 210
+    handle.decide(dict.fromkeys(handle.approvals(), Reject()))
+    drain.work()
+    assert (handle.result().text, len(handle.approvals(status=None))) == ("done", 210)
 
 
 def test_calls_of_several_sub_agents_are_decided_on_together(database: Database) -> None:

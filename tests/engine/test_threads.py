@@ -291,6 +291,16 @@ def test_a_rewind_that_drops_nothing_changes_nothing(database: Database) -> None
     assert handle.result().text == "done"
 
 
+@pytest.mark.parametrize("to", ["1", 1.5, True, 10**30, -(10**30)])
+def test_what_is_no_place_in_a_thread_changes_nothing(database: Database, to: Any) -> None:
+    drain, _ = talked(database, messages=1)
+    thread, whole = drain.client.thread("t"), drain.client.history("t")
+    for cut in (thread.rewind, lambda at: thread.fork("f", at=at)):
+        with pytest.raises(ConfigError, match="thread 't'"):
+            cut(to)
+    assert (thread.history(), drain.client.history("f")) == (whole, ())
+
+
 def test_a_waiting_run_behind_the_cut_is_cancelled_and_the_thread_is_free(database: Database) -> None:
     drain, shop = talked(database, messages=0, approve=True)
     handle = drain.enqueue(shop.agent, "first", thread="t")
