@@ -54,7 +54,13 @@ class Handle:
         a limit). A run that waits for a person is a result with ``stop_reason == "needs_approval"``.
         """
         started, pause, warned = time.monotonic(), 0.01, False
-        while (status := self.status()) in ("queued", "running") or self._only_others_are_at_it(status):
+        while True:
+            if (status := self.status()) not in ("queued", "running") and not self._only_others_are_at_it(status):
+                result = self.result()
+                # Somebody may have decided meanwhile, and it goes on.
+                asks = {approval.kind for approval in result.approvals} - {"deferred"}
+                if asks or result.stop_reason not in (None, "needs_approval"):
+                    return result
             waited = time.monotonic() - started
             if timeout is not None and waited >= timeout:
                 raise WaitTimeoutError(
@@ -66,7 +72,6 @@ class Handle:
             left = float("inf") if timeout is None else timeout - waited
             time.sleep(min(pause, max(left, 0.001)))
             pause = min(pause * 1.3, 0.25)
-        return self.result()
 
     def _only_others_are_at_it(self, status: Status) -> bool:
         """Whether it waits for nobody but the outside, which has calls of it."""
@@ -82,7 +87,7 @@ class Handle:
         """The result as it is now; raises as ``wait`` does where the run failed or was cancelled."""
         with self.client.database.autocommit() as connection:
             run = queries.run(connection, self.id)
-            is_waiting = queries.status(connection, self.id) == "waiting"
+            is_waiting = not run.is_terminal and queries.status(connection, self.id) == "waiting"
             messages = queries.messages(connection, self.id)
             waiting = queries.approvals(connection, run_id=self.id) if is_waiting else []
         if run.status == "cancelled":
@@ -90,11 +95,14 @@ class Handle:
         if run.error is not None:
             error: RunFailedError = run.error.to_exception()
             raise error
+        # One read after the other, while others may decide: it waits only for what is there to be decided.
+        is_waiting = bool(waiting)
+        status: Status = "waiting" if is_waiting else "running" if run.status == "waiting" else run.status
         spec = self.client.agents.get(run.agent)
         typed = spec is not None and spec.output is not None and run.stop_reason == "output"
         return Result(
             run_id=self.id,
-            status="waiting" if is_waiting else run.status,
+            status=status,
             stop_reason="needs_approval" if is_waiting else run.stop_reason,
             text=run.text,
             output=spec.output.load(run.output) if typed and spec and spec.output else run.output,

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from agentq import (
     ApprovalNotPendingError,
     ApprovalRule,
     Approve,
+    Client,
     ConfigError,
     Deferred,
     Handle,
@@ -30,6 +32,7 @@ from agentq.hooks import Hooks
 from agentq.providers.scripted import Call, Scripted, Step
 from agentq.storage.database import Database
 from tests.engine.drain import Died, Drain
+from tests.engine.mishaps import ObservedDatabase
 from tests.engine.test_crashes import die_once, results
 
 ALONE, BATCH = 1, 3
@@ -751,6 +754,40 @@ def interrupted_text(handle: Handle) -> str:
     first = results(handle)[0]
     assert first.code == "interrupted"
     return first.text
+
+
+@pytest.mark.parametrize("statement", range(7))
+@pytest.mark.parametrize("goes_on_to", ["nothing yet", "the outside", "its end"])
+def test_whoever_waits_while_another_one_decides_is_given_no_result_that_is_none(
+    database: Database, statement: int, goes_on_to: str
+) -> None:
+    agent, _ = handing_out(1)
+    agent = Agent(
+        "test",
+        model=Scripted([pays(1 if goes_on_to == "its end" else 0), "done"]),
+        tools=agent.tools.values(),
+        approve=["pay"],
+    )
+    drain, handle = waiting(database, agent)
+    observed, passed = ObservedDatabase(database.url), count()
+
+    def moment(what: str) -> None:
+        if next(passed) == statement:
+            handle.approve(*asked(handle).values())
+            if goes_on_to != "nothing yet":
+                drain.work()
+
+    observed.moment = moment
+    client = Client(settings=drain.client.settings)
+    client.database = observed
+    try:
+        result = client.handle(handle.id).wait(timeout=0.3)
+    except WaitTimeoutError:
+        assert goes_on_to != "its end"
+    else:
+        assert result.text == "done" if result.status == "completed" else result.approvals[0].kind == "approval"
+    finally:
+        observed.dispose()
 
 
 # ---------------------------------------------------------------------------------------------- what is no decision
