@@ -27,7 +27,7 @@ from agentq.storage.sql import Connection
 from agentq.storage.steps import Again
 from agentq.transition import decide
 from agentq.values import replace
-from agentq.verdicts import Verdict, expired
+from agentq.verdicts import Verdict, check_task, expired
 from agentq.wire import WakeUp
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Control:
         """Record what a person decided of waiting calls, by run and call id, all or none; the runs go on from there.
 
         Raises RunNotFoundError, or ApprovalNotPendingError when somebody was faster, it is too late, or the run has
-        ended.
+        ended; ConfigError for a changed task that is none.
         """
         with self.services.database.transaction() as connection:
             # In one order, so that two people who decide at once wait for each other and not both.
@@ -64,6 +64,7 @@ class Control:
         verdicts = [Verdict.of(call_id, decision, decided_by) for call_id, decision in decisions.items()]
         made = [(approvals.decide(connection, snapshot, v.call_id, v.kind, v.answer), v) for v in verdicts]
         for call, verdict in tuple(made):
+            check_task(call, verdict.answer)
             if verdict.answer.sticky:
                 alike = approvals.decide_alike(connection, snapshot, call.tool, verdict.answer)
                 made += [(other, replace(verdict, call_id=other.call_id)) for other in alike]

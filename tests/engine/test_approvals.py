@@ -962,6 +962,28 @@ def test_calls_of_several_sub_agents_are_decided_on_together(database: Database)
     assert sorted(paid for paid, *_ in bank.paid) == [0, 1, 9]
 
 
+@pytest.mark.parametrize(
+    "changed", [{}, {"task": "y"}, {"input": None}, {"input": {"x": 1}}, {"input": "y", "more": 1}]
+)
+def test_a_changed_task_that_no_sub_agent_takes_is_refused_by_a_process_without_the_agents_too(
+    database: Database, changed: dict[str, Any]
+) -> None:
+    clerk = Agent("clerk", model=Scripted(["did it"]))
+    calls = [Call("clerk", {"input": "x"}), Call("clerk", {"input": "y"})]
+    top = Agent("top", model=Scripted([calls, "done"]), tools=[clerk.as_tool()], approve=["clerk"])
+    drain = Drain(database, top, clerk)
+    handle = drain.enqueue(top)
+    drain.work()
+    drain.client.agents.clear()
+    first, second = asked(handle).values()
+    with pytest.raises(ConfigError, match="the changed arguments do not fit clerk"):
+        handle.decide({second: Approve(), first: Approve(changed)})
+    assert len(handle.approvals()) == 2
+    handle.decide({second: Approve(), first: Approve({"input": "z"})})
+    drain.work()
+    assert handle.result().text == "done"
+
+
 def test_a_sub_agent_may_need_approval_itself_with_a_changed_task(database: Database) -> None:
     heard: list[str] = []
 
