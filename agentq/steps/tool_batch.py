@@ -87,9 +87,8 @@ def run_call(
     ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
     given = _permission(ref, services) if call.needs_approval else None
     sent = _known_to_ask(call, services, lease) or asked_for(snapshot, call, services, token=lease.token)
-    if call.needs_approval and (given is None or not _permits(given, sent)):
-        text = "Not run: no approval of these arguments is on record."
-        return CallDone(ToolResult(call_id=sent.id, name=sent.name, status="rejected", code="rejected", text=text))
+    if call.needs_approval and not _permits(given, sent):
+        return CallDone(_not_permitted(call))
     key, approved = ref.idempotency_key, call.needs_approval
     ctx = context(snapshot, call_id=call.call_id, idempotency_key=key, attempt=attempt, approved=approved)
     this = _Attempt(snapshot, call, agent, services, ctx, lease, may_have_run)
@@ -116,9 +115,24 @@ def _permission(ref: CallRef, services: Services) -> Permission | None:
         return approvals.permission(connection, ref)
 
 
-def _permits(given: Permission, sent: ToolCall) -> bool:
+def _permits(given: Permission | None, sent: ToolCall) -> bool:
     """Whether it was given, and for what the model sent."""
-    return given.is_approved and given.arguments_sha256 == sha256(sent.arguments.encode()).hexdigest()
+    if given is None or not given.is_approved:
+        return False
+    return given.arguments_sha256 == sha256(sent.arguments.encode()).hexdigest()
+
+
+def _not_permitted(call: OpenCall) -> ToolResult:
+    text = "Not run: no approval of these arguments is on record."
+    return ToolResult(call_id=call.call_id, name=call.tool, status="rejected", code="rejected", text=text)
+
+
+def refused(snapshot: Snapshot, call: OpenCall, services: Services) -> ToolResult | None:
+    """The result of a sub-agent's call that may not be begun, as no person has approved it; None where it may."""
+    if call.kind != "agent" or not call.needs_approval:
+        return None
+    given = _permission(CallRef(snapshot.run_id, snapshot.turn, call.index), services)
+    return None if _permits(given, asked_for(snapshot, call, services)) else _not_permitted(call)
 
 
 def _as_edited(done: CallDone, sent: ToolCall, edited: str, agent: AgentSpec) -> CallDone:

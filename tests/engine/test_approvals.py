@@ -624,11 +624,11 @@ def test_a_late_word_on_a_call_is_none_on_a_later_call_to_which_the_model_gave_t
     assert [amount for amount, *_ in bank.paid] == [1]
 
 
+TAMPERED = ["arguments_sha256 = 'of other arguments'", "status = 'rejected'", "kind = 'outcome'"]
+
+
 @pytest.mark.parametrize("calls", [ALONE, BATCH])
-@pytest.mark.parametrize(
-    "tamper",
-    ["arguments_sha256 = 'of other arguments'", "status = 'rejected'", "kind = 'outcome'"],
-)
+@pytest.mark.parametrize("tamper", TAMPERED)
 def test_a_gated_call_runs_only_with_an_approval_of_its_arguments_on_record(
     database: Database, calls: int, tamper: str
 ) -> None:
@@ -641,6 +641,26 @@ def test_a_gated_call_runs_only_with_an_approval_of_its_arguments_on_record(
     assert handle.result().text == "done"
     assert [result.code for result in results(handle)] == ["rejected"] * calls
     assert bank.paid == []
+
+
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+@pytest.mark.parametrize("tamper", TAMPERED)
+def test_a_gated_sub_agent_begins_only_with_an_approval_of_its_task_on_record(
+    database: Database, calls: int, tamper: str
+) -> None:
+    clerk = Agent("clerk", model=Scripted(["did it"]))
+    script = Scripted([[Call("clerk", {"input": f"task {n}"}) for n in range(calls)], "done"])
+    top = Agent("top", model=script, tools=[clerk.as_tool()], approve=["clerk"])
+    drain = Drain(database, top, clerk)
+    handle = drain.enqueue(top)
+    drain.work()
+    handle.decide(dict.fromkeys(handle.approvals(), Approve()))
+    with database.transaction() as connection:
+        connection.execute(f"update agentq.approvals set {tamper} where index = 0")
+    drain.work()
+    assert handle.result().text == "done"
+    assert [result.code for result in results(handle)] == ["rejected", *[None] * (calls - 1)]
+    assert len(drain.client.runs(agent="clerk")) == calls - 1
 
 
 # ---------------------------------------------------------------------------------------------- handed to the outside
