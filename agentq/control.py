@@ -8,7 +8,15 @@ from typing import Any
 
 from agentq.agent import AgentSpec
 from agentq.approvals import Decision, Reject, Settle
-from agentq.errors import AgentqError, ErrorInfo, LeaseLost, LockedError, RunFinishedError, ThreadNotFoundError
+from agentq.errors import (
+    AgentqError,
+    ErrorInfo,
+    LeaseLost,
+    LockedError,
+    RunFinishedError,
+    RunNotFoundError,
+    ThreadNotFoundError,
+)
 from agentq.messages import ToolResult, Usage
 from agentq.outcomes import Cancelled, Decided, Failed
 from agentq.reached import time_is_over
@@ -158,7 +166,9 @@ class Control:
             return
         self.saver.send(wake_ups)
         for child in below:
-            self.cancel(child)
+            # Deleted meanwhile, with its family.
+            with suppress(RunNotFoundError):
+                self.cancel(child)
         self.after(snapshot)
 
     def retry(self, run_id: str, limits: Mapping[str, Any]) -> None:
@@ -241,9 +251,11 @@ class Control:
         if ended is None:
             return
         for child in below:
-            self.cancel(child)
-        if ended.parent is not None:
-            self._answer_call(ended.parent, *self._answer(run_id, ended.parent))
+            with suppress(RunNotFoundError):
+                self.cancel(child)
+        answer = None if ended.parent is None else self._answer(run_id, ended.parent)
+        if ended.parent is not None and answer is not None:
+            self._answer_call(ended.parent, *answer)
         if ended.thread_id is not None and not self.let_follow(ended.thread_id):
             return
         with self.services.database.autocommit() as connection:
@@ -302,13 +314,16 @@ class Control:
                 denied.setdefault(asked.run_id, {})[asked.call_id] = decision
         return [self._decide(connection, each, denied[each], decided_by) for each in sorted(denied)]
 
-    def _answer(self, run_id: str, parent: CallRef) -> tuple[ToolResult, Usage]:
+    def _answer(self, run_id: str, parent: CallRef) -> tuple[ToolResult, Usage] | None:
+        """What the run says to the call it was made for, and what it used; None where that was deleted meanwhile."""
         with self.services.database.autocommit() as connection:
             run = queries.run(connection, run_id)
-            call_id, tool = children.call(connection, parent)
+            call = children.call(connection, parent)
             given = approvals.permission(connection, parent)
+        if call is None:
+            return None
         value = run.output if run.output is not None else run.text or ""
-        answer = _answer(call_id, tool, run.error, value)
+        answer = _answer(*call, run.error, value)
         return tell_of_edit(answer, given.edited if given else None), run.usage
 
     def _answer_call(self, ref: CallRef, result: ToolResult, used: Usage) -> None:

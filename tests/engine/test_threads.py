@@ -432,6 +432,26 @@ def test_a_deleted_thread_leaves_no_row_behind_also_of_sub_agents(database: Data
         assert connection.execute(orphans).scalar() == 0
 
 
+def test_a_thread_may_be_deleted_before_its_rewind_is_over(database: Database) -> None:
+    drain = Drain(database)
+    of_a_sub_agent_that_waits(drain)
+    observed, gone = ObservedDatabase(database.url), []
+
+    def moment(what: str) -> None:
+        if what == "committed" and not gone:
+            gone.append(drain.client.thread("t").delete())
+
+    observed.moment = moment
+    client = Client(settings=drain.client.settings)
+    client.database = observed
+    client.__dict__["dispatcher"] = drain
+    try:
+        rewound = client.thread("t").rewind(0)
+    finally:
+        observed.dispose()
+    assert (rewound.messages, gone, drain.client.runs()) == (0, [3], [])
+
+
 # ---------------------------------------------------------------------------------------------- retry
 
 
