@@ -20,10 +20,10 @@ _MAX_REASON_CHARS = 4_000
 class ApprovalRule:
     """When calls of a tool wait for a person, and what becomes of them when nobody decides in time.
 
-    ``when(ctx, arguments)`` says which calls do, from the checked arguments (None: all of them); one that raises counts
-    as yes. After ``deadline_secs`` (None: never) no decision is taken any more, and ``on_expiry`` is done:
-    ``"report"``, the tool does not run and the model is told ``expired``; ``"approve"``, it runs; ``"fail"``, the run
-    fails with ``approval_expired``. Raises ConfigError.
+    ``when(ctx, arguments)`` says which calls do, from the checked arguments (None: all of them); one that raises, or
+    takes longer than the agent's ``hook_timeout_secs``, counts as yes. After ``deadline_secs`` (None: never) no
+    decision is taken any more, and ``on_expiry`` is done: ``"report"``, the tool does not run and the model is told
+    ``expired``; ``"approve"``, it runs; ``"fail"``, the run fails with ``approval_expired``. Raises ConfigError.
     """
 
     when: Predicate | None = None

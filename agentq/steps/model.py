@@ -7,6 +7,7 @@ from typing import Any
 from agentq.agent import AgentSpec
 from agentq.errors import ErrorInfo, ProviderError
 from agentq.hooks import EndRun, ModelView
+from agentq.limits import MAX_HOOKS_SECS
 from agentq.messages import AssistantMessage, Usage
 from agentq.outcomes import Failed, HookEnded, ModelFailed, Replied
 from agentq.output import OUTPUT_TOOL
@@ -104,8 +105,9 @@ def _replied(
         return Done(_ended(ends, message, reply.usage), data | notes.data)
     offered = frozenset(spec.name for spec in request.tools)
     cut, found = message.stop == "length", answers(message, agent, context(snapshot))
+    until = time.monotonic() + MAX_HOOKS_SECS
     calls = tuple(
-        plan(call, agent, snapshot, cut=cut, faults=notes.faults, offered=offered, answer=found.get(index))
+        plan(call, agent, snapshot, cut=cut, faults=notes.faults, until=until, offered=offered, answer=found.get(index))
         for index, call in enumerate(message.calls)
     )
     return Done(Replied(message, reply.usage, calls, structured(found)), data | notes.data)

@@ -1,10 +1,13 @@
 """Look at a reply's calls before any runs: which tool, fit arguments, unique ids."""
 
 import logging
+import time
 from collections.abc import Container, Iterable
+from functools import partial
 from operator import is_
 from typing import Any
 
+from agentq import aside
 from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
 from agentq.context import RunContext
@@ -63,11 +66,13 @@ def plan(
     *,
     cut: bool,
     faults: list[str],
+    until: float,
     offered: Container[str] | None = None,
     answer: Output | None = None,
 ) -> PlannedCall:
     """How the call will run, or the result that says why it cannot. ``faults`` are those of the user's own code.
 
+    That is not waited for any longer than ``until``, by the monotonic clock.
     ``offered`` are the tools that the model had (None: all); ``answer`` is what the call is worth as a final answer.
     """
     tools = agent.tools if offered is None else {name: agent.tools[name] for name in agent.tools if name in offered}
@@ -98,12 +103,12 @@ def plan(
         queue=found.queue or TOOL_QUEUE,
         timeout_secs=found.timeout or snapshot.limits.tool_timeout_secs,
         on_unknown=found.on_unknown,
-        review=needs_person(call, arguments, agent, context(snapshot, call_id=call.id), faults),
+        review=needs_person(call, arguments, agent, context(snapshot, call_id=call.id), faults, until),
     )
 
 
 def needs_person(
-    call: ToolCall, arguments: dict[str, Any], agent: AgentSpec, ctx: RunContext, faults: list[str]
+    call: ToolCall, arguments: dict[str, Any], agent: AgentSpec, ctx: RunContext, faults: list[str], until: float
 ) -> bool:
     """What the agent's rule says of the call. Where it cannot say, a person does."""
     if call.name not in agent.approve:
@@ -111,12 +116,14 @@ def needs_person(
     when = agent.approve[call.name].when
     if when is None:
         return True
+    secs = min(agent.hook_timeout_secs, until - time.monotonic())
     try:
-        return bool(guarded(lambda: when(ctx, arguments)))
+        return bool(guarded(partial(aside.call, lambda: bool(when(ctx, arguments)), secs)))
     except Exception as error:
-        logger.warning("approve[%r] of agent %s raised %s", call.name, agent.name, type(error).__name__)
+        what = str(error) if isinstance(error, aside.TookTooLong) else type(error).__name__
+        logger.warning("approve[%r] of agent %s failed: %s", call.name, agent.name, what)
         logger.debug("approve[%r]", call.name, exc_info=True)
-        faults.append(f"approve[{call.name}]: {type(error).__name__}")
+        faults.append(f"approve[{call.name}]: {what}")
         return True
 
 

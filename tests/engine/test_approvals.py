@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -113,6 +114,42 @@ def test_a_rule_that_raises_asks_a_person_and_is_on_record(database: Database) -
     _, handle = waiting(database, Bank().agent(pays(5), approve={"pay": broken}))
     faults = [event.data["faults"] for event in handle.events(follow=False) if "faults" in event.data]
     assert faults == [["approve[pay]: KeyError"]]
+
+
+@pytest.mark.parametrize("asked_by", ["the model", "a hook"])
+def test_rules_that_hang_ask_a_person_and_do_not_hold_up_the_run(
+    database: Database, monkeypatch: pytest.MonkeyPatch, asked_by: str
+) -> None:
+    over, calls = threading.Event(), 20
+
+    def hangs(ctx: RunContext, arguments: dict[str, Any]) -> bool:
+        return arguments["amount"] >= 1 and over.wait(30)
+
+    class Raises(Hooks):
+        def before_tool(self, ctx: RunContext, call: ToolCall) -> dict[str, Any]:
+            return {"amount": 1}
+
+    bank, is_model = Bank(), asked_by == "the model"
+    more: dict[str, Any] = {} if is_model else {"hooks": [Raises()]}
+    agent = bank.agent(
+        pays(*[1 if is_model else 0] * calls),
+        approve={"pay": hangs},
+        hook_timeout_secs=0.1,
+        limits={"tool_timeout_secs": 5},
+        **more,
+    )
+    monkeypatch.setattr("agentq.steps.model.MAX_HOOKS_SECS", 0.3)
+    drain, began = Drain(database, agent), time.monotonic()
+    handle = drain.enqueue(agent)
+    try:
+        drain.work()
+    finally:
+        over.set()
+    assert time.monotonic() - began < 10
+    assert len(handle.approvals()) == (calls if is_model else 0)
+    faults = [fault for event in handle.events(follow=False) for fault in event.data.get("faults", ())]
+    assert "approve[pay]: no answer within 0.1 s" in faults
+    assert bank.paid == []
 
 
 def test_arguments_that_do_not_fit_are_put_before_nobody(database: Database) -> None:

@@ -1,6 +1,7 @@
 """A reply's calls before any runs: ids of their own, what cannot run, and which answer counts."""
 
 import json
+from math import inf
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ def planned(reply: AssistantMessage, agent: AgentSpec = PLAIN, **changes: Any) -
     found = answers(reply, agent, CTX)
     cut = reply.stop == "length"
     return [
-        plan(call, agent, snapshot, cut=cut, faults=[], answer=found.get(index))
+        plan(call, agent, snapshot, cut=cut, faults=[], until=inf, answer=found.get(index))
         for index, call in enumerate(reply.calls)
     ]
 
