@@ -423,6 +423,50 @@ def test_what_a_person_says_to_a_tool_that_asked_is_its_result(
     assert 500 not in [paid for paid, *_ in bank.paid]
 
 
+class Caps(Hooks):
+    """No call is for more than ``most``."""
+
+    def __init__(self, *most: float) -> None:
+        self._most = [*most]
+
+    def before_tool(self, ctx: RunContext, call: ToolCall) -> dict[str, Any] | None:
+        most = self._most[0] if len(self._most) == 1 else self._most.pop(0)
+        amount = json.loads(call.arguments)["amount"]
+        return {"amount": min(amount, most)} if amount else None
+
+
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+@pytest.mark.parametrize(
+    ("decision", "paid"), [(Approve(), 100), (Approve({"amount": 90}), 90), (Approve(sticky=True), 100)]
+)
+def test_what_hooks_had_made_of_a_call_when_its_tool_asked_is_what_is_approved_and_runs(
+    database: Database, calls: int, decision: Approve, paid: float
+) -> None:
+    bank = Bank(asks_from=10)
+    agent = bank.agent(pays(500, *[0] * (calls - 1)), approve=[], hooks=[Caps(100)])
+    drain, handle = waiting(database, agent)
+    (approval,) = handle.approvals()
+    assert approval.arguments == '{"amount": 100}'
+    assert approval.arguments_sha256 == sha256(approval.arguments.encode()).hexdigest()
+    handle.decide({approval: decision})
+    drain.work()
+    assert handle.result().text == "done"
+    assert [amount for amount, *_ in bank.paid if amount] == [paid]
+
+
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+def test_hooks_that_make_something_else_of_a_call_than_was_approved_have_it_refused(
+    database: Database, calls: int
+) -> None:
+    bank = Bank(asks_from=10)
+    agent = bank.agent(pays(500, *[0] * (calls - 1)), approve=[], hooks=[Caps(100, *[100] * (calls - 1), 300)])
+    drain, handle = waiting(database, agent)
+    handle.approve(*asked(handle).values())
+    drain.work()
+    assert (handle.result().text, results(handle)[0].code) == ("done", "rejected")
+    assert [amount for amount, *_ in bank.paid if amount] == []
+
+
 @pytest.mark.parametrize("calls", [ALONE, BATCH])
 def test_a_tool_that_asks_again_although_it_was_approved_has_failed(database: Database, calls: int) -> None:
     bank = Bank()
