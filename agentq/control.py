@@ -8,7 +8,15 @@ from typing import Any
 
 from agentq.agent import AgentSpec
 from agentq.approvals import Decision, Reject, Settle
-from agentq.errors import AgentqError, ErrorInfo, LeaseLost, LockedError, RunFinishedError, ThreadNotFoundError
+from agentq.errors import (
+    AgentqError,
+    ErrorInfo,
+    LeaseLost,
+    LockedError,
+    RunFinishedError,
+    RunNotFoundError,
+    ThreadNotFoundError,
+)
 from agentq.messages import ToolResult, Usage
 from agentq.outcomes import Cancelled, Decided, Failed
 from agentq.reached import time_is_over
@@ -27,7 +35,7 @@ from agentq.storage.sql import Connection
 from agentq.storage.steps import Again
 from agentq.transition import decide
 from agentq.values import replace
-from agentq.verdicts import Verdict, expired
+from agentq.verdicts import Verdict, check_task, expired
 from agentq.wire import WakeUp
 
 logger = logging.getLogger(__name__)
@@ -48,7 +56,7 @@ class Control:
         """Record what a person decided of waiting calls, by run and call id, all or none; the runs go on from there.
 
         Raises RunNotFoundError, or ApprovalNotPendingError when somebody was faster, it is too late, or the run has
-        ended.
+        ended; ConfigError for a changed task that is none.
         """
         with self.services.database.transaction() as connection:
             # In one order, so that two people who decide at once wait for each other and not both.
@@ -64,6 +72,7 @@ class Control:
         verdicts = [Verdict.of(call_id, decision, decided_by) for call_id, decision in decisions.items()]
         made = [(approvals.decide(connection, snapshot, v.call_id, v.kind, v.answer), v) for v in verdicts]
         for call, verdict in tuple(made):
+            check_task(call, verdict.answer)
             if verdict.answer.sticky:
                 alike = approvals.decide_alike(connection, snapshot, call.tool, verdict.answer)
                 made += [(other, replace(verdict, call_id=other.call_id)) for other in alike]
@@ -157,7 +166,9 @@ class Control:
             return
         self.saver.send(wake_ups)
         for child in below:
-            self.cancel(child)
+            # Deleted meanwhile, with its family.
+            with suppress(RunNotFoundError):
+                self.cancel(child)
         self.after(snapshot)
 
     def retry(self, run_id: str, limits: Mapping[str, Any]) -> None:
@@ -240,9 +251,11 @@ class Control:
         if ended is None:
             return
         for child in below:
-            self.cancel(child)
-        if ended.parent is not None:
-            self._answer_call(ended.parent, *self._answer(run_id, ended.parent))
+            with suppress(RunNotFoundError):
+                self.cancel(child)
+        answer = None if ended.parent is None else self._answer(run_id, ended.parent)
+        if ended.parent is not None and answer is not None:
+            self._answer_call(ended.parent, *answer)
         if ended.thread_id is not None and not self.let_follow(ended.thread_id):
             return
         with self.services.database.autocommit() as connection:
@@ -301,13 +314,16 @@ class Control:
                 denied.setdefault(asked.run_id, {})[asked.call_id] = decision
         return [self._decide(connection, each, denied[each], decided_by) for each in sorted(denied)]
 
-    def _answer(self, run_id: str, parent: CallRef) -> tuple[ToolResult, Usage]:
+    def _answer(self, run_id: str, parent: CallRef) -> tuple[ToolResult, Usage] | None:
+        """What the run says to the call it was made for, and what it used; None where that was deleted meanwhile."""
         with self.services.database.autocommit() as connection:
             run = queries.run(connection, run_id)
-            call_id, tool = children.call(connection, parent)
+            call = children.call(connection, parent)
             given = approvals.permission(connection, parent)
+        if call is None:
+            return None
         value = run.output if run.output is not None else run.text or ""
-        answer = _answer(call_id, tool, run.error, value)
+        answer = _answer(*call, run.error, value)
         return tell_of_edit(answer, given.edited if given else None), run.usage
 
     def _answer_call(self, ref: CallRef, result: ToolResult, used: Usage) -> None:

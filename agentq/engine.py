@@ -24,7 +24,7 @@ from agentq.steps.base import Done
 from agentq.steps.model import call_model
 from agentq.steps.recall import recall
 from agentq.steps.review import review
-from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, run_call, unknown_tool
+from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, refused, run_call, unknown_tool
 from agentq.storage import calls, inbox, leases, steps
 from agentq.storage.approvals import Question
 from agentq.storage.calls import ClaimedCall, Lane
@@ -174,8 +174,15 @@ class Engine(Control):
         if only is None:
             if late:
                 return Done(Failed(late))
-            gone = tuple((call.index, unknown_tool(call, agent)) for call in snapshot.pending if _is_gone(call, agent))
-            return Done(BatchOpened(gone), {"calls": [call.tool for call in snapshot.pending]})
+            unbegun = (
+                (
+                    call.index,
+                    unknown_tool(call, agent) if _is_gone(call, agent) else refused(snapshot, call, self.services),
+                )
+                for call in snapshot.pending
+            )
+            results = tuple((index, result) for index, result in unbegun if result is not None)
+            return Done(BatchOpened(results), {"calls": [call.tool for call in snapshot.pending]})
         if claim.forgotten and not only.may_run_again:
             # The server crashed since this call was due: a claim that waited for no fsync may have been lost with it.
             return self.unclear(snapshot, only)

@@ -54,7 +54,7 @@ class Agent(AgentSpec):
     value that may return another value, or raise AskAgain.
     ``limits``: see Limits. ``on_tool_exception``: "report" shows type and message to the model, "fail" ends the run, a
     function of the exception gives the text. ``model_settings`` are sent to the provider as they are.
-    ``hook_timeout_secs``: what a hook, a check or the memory may take (at most 60).
+    ``hook_timeout_secs``: what a hook, a check, a rule of ``approve`` or the memory may take (at most 60).
     Raises ConfigError that names what is wrong.
     """
 

@@ -182,6 +182,13 @@ def checked_place(key: object, limit: object) -> Place:
     return {"concurrency_key": checked_key("concurrency_key", key), "concurrency_limit": limit}
 
 
+def checked_by(by: object) -> str | None:
+    """Who decides, where somebody is named."""
+    if by is not None and not isinstance(by, str):
+        raise ConfigError(f"by is the name of who decides, a text, not {by!r}")
+    return by
+
+
 def shown_name(name: str) -> str:
     """Who decided, as it is stored and shown: short, and without what Postgres refuses."""
     return cut(clean(name), MAX_KEY_CHARS)

@@ -176,8 +176,14 @@ def _placed(block: Reasoning, reply: AssistantMessage, changed: AssistantMessage
 # ---------------------------------------------------------------------------------------------- before and after a tool
 
 
-def before_tool(agent: AgentSpec, ctx: RunContext, call: ToolCall, notes: Notes) -> Passed[ToolCall | ToolResult]:
-    """The call as its tool gets it, or its result where it does not run."""
+def before_tool(
+    agent: AgentSpec, ctx: RunContext, call: ToolCall, notes: Notes, *, is_bound: bool = True
+) -> Passed[ToolCall | ToolResult]:
+    """The call as its tool gets it, or its result where it does not run.
+
+    ``is_bound``: where a person has approved the call, it was with these arguments.
+    """
+    until = time.monotonic() + MAX_HOOKS_SECS
 
     def take(call: ToolCall, answer: Any) -> ToolCall | ToolResult:
         if isinstance(answer, ToolResult):
@@ -185,7 +191,7 @@ def before_tool(agent: AgentSpec, ctx: RunContext, call: ToolCall, notes: Notes)
         if not isinstance(answer, Mapping):
             raise RefusedError(f"it returned {type(answer).__name__}, not a mapping, a ToolResult or None")
         try:
-            return _changed_call(call, answer, agent, ctx, notes)
+            return _changed_call(call, answer, agent, ctx, notes, until, is_bound=is_bound)
         except (ArgumentsError, TypeError) as error:
             notes.faults.append("before_tool: invalid_arguments")
             text = f"A hook changed the arguments of this call, and it was not run: {error}"
@@ -195,15 +201,22 @@ def before_tool(agent: AgentSpec, ctx: RunContext, call: ToolCall, notes: Notes)
 
 
 def _changed_call(
-    call: ToolCall, answer: Mapping[str, Any], agent: AgentSpec, ctx: RunContext, notes: Notes
+    call: ToolCall,
+    answer: Mapping[str, Any],
+    agent: AgentSpec,
+    ctx: RunContext,
+    notes: Notes,
+    until: float,
+    *,
+    is_bound: bool,
 ) -> ToolCall:
     """Raises ArgumentsError or TypeError for arguments that nobody would want the tool to run with."""
     changed = call.model_copy(update={"arguments": json.dumps(to_json(answer), ensure_ascii=False)})
     if tool := agent.tools.get(call.name):
         given = tool.parameters.parse(changed.arguments)
-        if ctx.approved and given != tool.parameters.parse(call.arguments):
+        if ctx.approved and is_bound and given != tool.parameters.parse(call.arguments):
             raise ArgumentsError("a person has approved others")
-        if not ctx.approved and needs_person(call, given, agent, ctx, notes.faults):
+        if not ctx.approved and needs_person(call, given, agent, ctx, notes.faults, until):
             raise ArgumentsError("a person would have to approve these")
     return changed
 

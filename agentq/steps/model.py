@@ -8,6 +8,7 @@ from agentq.agent import AgentSpec
 from agentq.content import File, Image, joined
 from agentq.errors import ContentError, ContentMissingError, ErrorInfo, ProviderError
 from agentq.hooks import EndRun, ModelView
+from agentq.limits import MAX_HOOKS_SECS
 from agentq.media_types import is_text
 from agentq.messages import AssistantMessage, Message, ToolMessage, Usage
 from agentq.outcomes import Failed, HookEnded, ModelFailed, Replied
@@ -45,7 +46,7 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
         output=output,
         timeout_secs=_bounded(snapshot, agent),
     )
-    notes = Notes()
+    own, notes = request.messages[-snapshot.message_count :], Notes()
     if agent.listeners["before_model"]:
         seen = _as_hooks_want(request, snapshot, agent, provider, notes)
         if not isinstance(seen, ModelRequest):
@@ -61,7 +62,8 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
         reply = _complete(provider, request, agent)
     except ProviderError as error:
         return Done(_failed(error, agent), data | {"error": error.code} | notes.data)
-    return _replied(snapshot, agent, request, reply, data, notes)
+    named = replace(reply, message=with_ids(reply.message, snapshot.turn + 1, own))
+    return _replied(snapshot, agent, request, named, data, notes)
 
 
 def _as_hooks_want(
@@ -99,7 +101,7 @@ def _bounded(snapshot: Snapshot, agent: AgentSpec) -> float:
 def _replied(
     snapshot: Snapshot, agent: AgentSpec, request: ModelRequest, reply: ModelReply, data: dict[str, Any], notes: Notes
 ) -> Done:
-    message = with_ids(_signed(reply.message, data), snapshot.turn + 1)
+    message = _signed(reply.message, data)
     usage = {"input_tokens": reply.usage.input_tokens, "output_tokens": reply.usage.output_tokens}
     known = {name: tokens for name, tokens in usage.items() if tokens is not None}
     ends: EndRun | ErrorInfo | None = None
@@ -111,8 +113,9 @@ def _replied(
         return Done(_ended(ends, message, reply.usage), data | notes.data)
     offered = frozenset(spec.name for spec in request.tools)
     cut, found = message.stop == "length", answers(message, agent, context(snapshot))
+    until = time.monotonic() + MAX_HOOKS_SECS
     calls = tuple(
-        plan(call, agent, snapshot, cut=cut, faults=notes.faults, offered=offered, answer=found.get(index))
+        plan(call, agent, snapshot, cut=cut, faults=notes.faults, until=until, offered=offered, answer=found.get(index))
         for index, call in enumerate(message.calls)
     )
     return Done(Replied(message, reply.usage, calls, structured(found)), data | notes.data)

@@ -88,12 +88,13 @@ def run_call(
     ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
     given = _permission(ref, services) if call.needs_approval else None
     sent = _known_to_ask(call, services, lease) or asked_for(snapshot, call, services, token=lease.token)
-    if call.needs_approval and (given is None or not _permits(given, sent)):
-        text = "Not run: no approval of these arguments is on record."
-        return CallDone(ToolResult(call_id=sent.id, name=sent.name, status="rejected", code="rejected", text=text))
+    if call.needs_approval and (given is None or not given.is_approved):
+        return CallDone(_not_permitted(call))
+    # Other than the model's are those that hooks had made of them when the tool asked: they have to do so again.
+    bound = None if given is None or given.edited is not None or _permits(given, sent) else given.arguments_sha256
     key, approved = ref.idempotency_key, call.needs_approval
     ctx = context(snapshot, call_id=call.call_id, idempotency_key=key, attempt=attempt, approved=approved)
-    this = _Attempt(snapshot, call, agent, services, ctx, lease, may_have_run)
+    this = _Attempt(snapshot, call, agent, services, ctx, lease, may_have_run, bound)
     if given is None or given.edited is None:
         return _run_with_hooks(sent, sent, this)
     return _run_with_hooks(sent, sent.model_copy(update={"arguments": given.edited}), this)
@@ -101,7 +102,7 @@ def run_call(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One try of a call, with what it needs."""
+    """One try of a call, with what it needs; ``bound`` is the SHA-256 of the arguments that hooks are to make of it."""
 
     snapshot: Snapshot
     call: OpenCall
@@ -110,6 +111,7 @@ class _Attempt:
     ctx: RunContext
     lease: Lease
     may_have_run: bool
+    bound: str | None
 
 
 def _permission(ref: CallRef, services: Services) -> Permission | None:
@@ -117,9 +119,26 @@ def _permission(ref: CallRef, services: Services) -> Permission | None:
         return approvals.permission(connection, ref)
 
 
-def _permits(given: Permission, sent: ToolCall) -> bool:
+def _permits(given: Permission | None, sent: ToolCall) -> bool:
     """Whether it was given, and for what the model sent."""
-    return given.is_approved and given.arguments_sha256 == sha256(sent.arguments.encode()).hexdigest()
+    return given is not None and given.is_approved and given.arguments_sha256 == _sha256(sent)
+
+
+def _sha256(call: ToolCall) -> str:
+    return sha256(call.arguments.encode()).hexdigest()
+
+
+def _not_permitted(call: OpenCall) -> ToolResult:
+    text = "Not run: no approval of these arguments is on record."
+    return ToolResult(call_id=call.call_id, name=call.tool, status="rejected", code="rejected", text=text)
+
+
+def refused(snapshot: Snapshot, call: OpenCall, services: Services) -> ToolResult | None:
+    """The result of a sub-agent's call that may not be begun, as no person has approved it; None where it may."""
+    if call.kind != "agent" or not call.needs_approval:
+        return None
+    given = _permission(CallRef(snapshot.run_id, snapshot.turn, call.index), services)
+    return None if _permits(given, asked_for(snapshot, call, services)) else _not_permitted(call)
 
 
 def _as_edited(done: CallDone, sent: ToolCall, edited: str, agent: AgentSpec) -> CallDone:
@@ -154,7 +173,7 @@ def _run_with_hooks(sent: ToolCall, asked: ToolCall, this: _Attempt) -> CallDone
     if agent.listeners["before_tool"]:
         began = time.monotonic()
         lease.begin(MAX_HOOKS_SECS)
-        passed = before_tool(agent, this.ctx, asked, notes)
+        passed = before_tool(agent, this.ctx, asked, notes, is_bound=this.bound is None)
         if passed.ends is not None:
             unrun = interrupted(call) if this.may_have_run else hook_ended(call)
             return CallDone(unrun, _ended(passed.ends), noted=notes.data)
@@ -164,6 +183,8 @@ def _run_with_hooks(sent: ToolCall, asked: ToolCall, this: _Attempt) -> CallDone
         call = replace(call, timeout_secs=_bounded(call, later))
     if isinstance(passed.value, ToolResult):
         done = CallDone(passed.value)
+    elif this.bound not in (None, _sha256(passed.value)):
+        done = CallDone(_not_permitted(call))
     else:
         done = _unless_decided(_run_or_probe(passed.value, call, this), passed.value, call, this)
         done = done if asked is sent else _as_edited(done, sent, asked.arguments, agent)

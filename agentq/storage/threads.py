@@ -36,7 +36,8 @@ def awaited(held: str) -> str:
 _ENTER = "INSERT INTO agentq.threads (id) SELECT CAST(:id AS text) {from_bounded} ON CONFLICT DO NOTHING"
 _ENTER_OURS = text(f"WITH {BOUNDED} {_ENTER.format(from_bounded='FROM bounded')}")
 _ENTER_THEIRS = text(_ENTER.format(from_bounded=""))
-# No stronger than that: a transaction that changes a run of the thread twice looks whether the thread is there.
+# Not FOR UPDATE: who changes a run twice in a transaction has its thread checked as a foreign key, and holds the run's
+# row by then.
 _LOCK = text(f"WITH {BOUNDED} SELECT id FROM bounded, agentq.threads WHERE id = :id FOR NO KEY UPDATE OF threads")
 # For who has other things to do.
 _LOCK_SOON = text("""
@@ -112,6 +113,19 @@ _CUT_RUN = text("""
     WHERE thread_id = :id AND thread_position >= coalesce(
             (SELECT thread_position FROM agentq.runs WHERE id = :run_id), -1)
         AND (kept IS NULL OR kept > 0)
+""")
+# Also of calls that a person answered in the tool's place, which nobody has run.
+_BELOW = text("""
+    WITH RECURSIVE below AS (
+        SELECT id, CAST(NULL AS text) AS parent_run_id, 0 AS parent_turn, 0 AS parent_index
+        FROM agentq.runs WHERE id = ANY(:run_ids)
+        UNION ALL
+        SELECT r.id, r.parent_run_id, r.parent_turn, r.parent_index
+        FROM below JOIN agentq.runs r ON r.parent_run_id = below.id)
+    SELECT b.parent_run_id AS run_id, c.call_id, b.id AS child FROM below b
+    JOIN agentq.tool_calls c ON (c.run_id, c.turn, c.index) = (b.parent_run_id, b.parent_turn, b.parent_index)
+    UNION ALL
+    SELECT a.run_id, a.call_id, NULL FROM below b JOIN agentq.approvals a ON a.run_id = b.id AND a.status = 'responded'
 """)
 _FORK = text("INSERT INTO agentq.threads (id, prefix) VALUES (:id, :prefix) ON CONFLICT DO NOTHING RETURNING id")
 _DELETE = text("""
@@ -257,6 +271,15 @@ def cut(connection: Connection, thread_id: str, left: Sequence[Said], dropped: S
     if not dropped.run_id:
         connection.execute(_CUT_PREFIX, {"id": thread_id, "prefix": _copied(left)})
     connection.execute(_CUT_RUN, {"id": thread_id, "run_id": dropped.run_id, "kept": dropped.position})
+
+
+def below(connection: Connection, run_ids: Sequence[str]) -> dict[tuple[str, str], str | None]:
+    """The sub-agents' runs under these runs, by the run and the id of the call that each is for.
+
+    None for a call that a person answered in its tool's place.
+    """
+    rows = connection.execute(_BELOW, {"run_ids": list(run_ids)}).all()
+    return {(row.run_id, row.call_id): row.child for row in rows}
 
 
 def fork(connection: Connection, thread_id: str, messages: Sequence[Said]) -> bool:

@@ -138,6 +138,8 @@ USAGE: list[tuple[Any, ...]] = [
     ("runs", "ls", "--status", "done"),
     ("worker", "--only", "steps", "--queues", "gpu"),
     ("approvals", "reject", "run_1", "call_1"),
+    ("approvals", "approve", "run_1", "call_1", "--arguments", '{"amount": NaN}'),
+    ("approvals", "approve", "run_1", "call_1", "--arguments", '{"amount": 1e999}'),
 ]
 
 

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from agentq import (
     Agent,
+    Approve,
     ConfigError,
     ContentError,
     Handle,
@@ -26,8 +27,9 @@ from agentq import (
     ThreadBusyError,
     UnknownAgentError,
     UserMessage,
+    tool,
 )
-from agentq.providers.scripted import Scripted
+from agentq.providers.scripted import Call, Scripted
 from agentq.storage import leases
 from agentq.storage.database import Database
 from tests.engine.drain import Drain
@@ -467,3 +469,25 @@ print([name for name in sys.modules if name.split(".")[0] in ("sqlalchemy", "cel
 """
     done = subprocess.run([sys.executable, "-c", code, database.url], capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_run_goes_on_while_its_thread_is_locked(database: Database, calls: int) -> None:
+    """As it is while somebody's transaction puts a message behind it, which may take long."""
+    agent = Agent(
+        "test",
+        model=Scripted([[Call("act")] * calls, [Call("ask")] * calls, "done"]),
+        tools=[tool(name="act")(lambda: "acted"), tool(name="ask")(lambda: "asked")],
+        approve=["ask"],
+    )
+    drain = Drain(database, agent)
+    handle = drain.enqueue(agent, thread="t")
+    with psycopg.connect(database.url) as theirs:
+        later = drain.enqueue(agent, "more", thread="t", connection=theirs, on_busy="enqueue")
+        # Each would wait in vain: this process does both.
+        theirs.execute("select set_config('idle_in_transaction_session_timeout', '3000', true)")
+        drain.work()
+        handle.decide(dict.fromkeys(handle.approvals(), Approve()))
+        drain.work()
+        assert handle.result().text == "done"
+    assert later.status() == "queued"
