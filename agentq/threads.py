@@ -46,10 +46,10 @@ class StoredThread:
             behind = {each.run_id for each in said[at:]}
             is_open = [run.id for run in threads.open_runs(connection, self.id) if run.id in behind]
             ended = [control.cancel_in(connection, run_id) for run_id in is_open]
-            if ended:
-                # What their ends added to the conversation.
-                said = threads.said(connection, self.id)
-            threads.cut(connection, self.id, said[:at], said[at])
+            # What those behind the cut have added up to their ends; one before it may have gone on as well.
+            first, said = said[at], threads.said(connection, self.id)
+            at = next(place for place, each in enumerate(said) if each.place == first.place)
+            threads.cut(connection, self.id, said[:at], first)
             done = _effects(said, at)
         for each in ended:
             control.after_cancel(*each)

@@ -132,6 +132,11 @@ class Said:
     position: int
     message: Message
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """What is said there stays the same, whatever comes before it."""
+        return self.run_id, self.position
+
 
 def lock(connection: Connection, thread_id: str, *, soon: bool = False) -> None:
     """Nobody else changes the thread until the transaction ends. Raises ThreadNotFoundError.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any
 
 import pytest
@@ -69,10 +69,16 @@ class Desk:
             act()
 
     def say(self, text: str, **options: Any) -> Handle:
-        return self.drain.enqueue(self.agent, text, thread="t", **options)
+        return self.drain.enqueue(self.agent, text, **({"thread": "t"} | options))
 
     def history(self) -> list[str]:
         return [texts(message) for message in self.drain.client.history("t")]
+
+    def work_at(self, run: Handle) -> None:
+        """Work off what is first, as long as it is of the run."""
+        waiting: list[Any] = self.drain.wake_ups
+        while waiting and waiting[0].run_id == run.id:
+            self.drain.do(waiting.pop(0))
 
     def settle(self) -> None:
         """Work and sweep until nothing is left to do."""
@@ -230,6 +236,66 @@ def test_a_rewind_takes_messages_that_wait_with_it_and_leaves_the_run_before_the
     third = desk.say("m2", on_busy="enqueue")
     desk.drain.work()
     assert third.result().text == "m2"
+
+
+class _Meanwhile:
+    """Has another process do something at the moment ``at`` of this one; what waits for a lock of ours goes on then."""
+
+    def __init__(self, database: ObservedDatabase, at: int, act: Callable[[], object]) -> None:
+        self.left: int | None = at
+        self._other = Thread(target=act)
+        database.moment = self._moment
+
+    def _moment(self, what: Moment) -> None:
+        if self.left is None or current_thread() is self._other:
+            return
+        self.left -= 1
+        if self.left < 0:
+            self.left = None
+            self._other.start()
+            self._other.join(0.2)
+
+    def end(self) -> bool:
+        """Whether the moment came."""
+        was_hit, self.left = self.left is None, None
+        if was_hit:
+            self._other.join()
+        return was_hit
+
+
+def test_a_rewind_of_a_message_that_waits_leaves_what_the_run_before_it_says_meanwhile(
+    observed: ObservedDatabase,
+) -> None:
+    at, was_hit = 0, True
+    while was_hit:
+        desk = Desk(observed)
+        first, second = (desk.say(text, on_busy="enqueue", thread=f"t{at}") for text in ("work", "m1"))
+        thread = desk.drain.client.thread(f"t{at}")
+        meanwhile = _Meanwhile(observed, at, lambda desk=desk, first=first: desk.work_at(first))
+        rewound = thread.rewind(-1)
+        was_hit = meanwhile.end()
+        desk.settle()
+        kept = [texts(message) for message in thread.history()]
+        assert kept == ["u:work", "a:act", "t:did 1", "a:work"], (at, kept)
+        assert (first.status(), second.status(), rewound.effects) == ("completed", "cancelled", ()), at
+        assert 1 <= rewound.messages <= 4
+        at += 1
+    assert at > 5
+
+
+def test_a_rewind_lists_what_the_run_behind_the_cut_does_meanwhile(observed: ObservedDatabase) -> None:
+    at, was_hit = 0, True
+    while was_hit:
+        desk = Desk(observed)
+        desk.say("work", thread=f"t{at}")
+        thread = desk.drain.client.thread(f"t{at}")
+        meanwhile = _Meanwhile(observed, at, desk.drain.work)
+        rewound = thread.rewind(0)
+        was_hit = meanwhile.end()
+        desk.settle()
+        assert (len(rewound.effects), thread.history()) == (len(desk.did), ()), at
+        at += 1
+    assert at > 5
 
 
 def test_a_thread_with_messages_that_wait_is_not_deleted(desk: Desk) -> None:
