@@ -268,6 +268,12 @@ class Control:
         with self.services.database.transaction() as connection:
             threads.lock(connection, thread_id, soon=True)
             waiting = threads.open_runs(connection, thread_id)
+            if len(waiting) > 1 and not waiting[0].is_held:
+                # Those that are held may have been known to no other than the run that has ended, as a message of the
+                # caller's transaction that was cancelled before a sweep has looked at it.
+                if threads.follow(connection, waiting[0].id):
+                    return []
+                waiting = waiting[1:]
             if waiting and waiting[0].is_held:
                 patience = self.services.patience_secs
                 run, wake_up = threads.release(connection, waiting[0].id, patience_secs=patience)

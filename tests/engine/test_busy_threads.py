@@ -354,6 +354,23 @@ def test_a_message_in_the_callers_transaction_stands_behind_a_run_that_goes_on(
     assert second.result().text == "m1"
 
 
+@pytest.mark.parametrize("first_goes_on", [True, False])
+def test_who_stands_behind_a_message_of_the_callers_transaction_is_let_go_also_where_that_is_cancelled(
+    desk: Desk, engine: sqlalchemy.Engine, first_goes_on: bool
+) -> None:
+    first = desk.say("m0")
+    with Session(engine) as session:
+        second = desk.say("m1", on_busy="enqueue", connection=session)
+        session.commit()
+    third = desk.say("m2", on_busy="enqueue")
+    if not first_goes_on:
+        desk.drain.work()
+    # Nobody has told the first run of it yet.
+    second.cancel()
+    desk.settle()
+    assert [handle.status() for handle in (first, second, third)] == ["completed", "cancelled", "completed"]
+
+
 @pytest.mark.parametrize("what", [{"on_busy": "steer"}, {"on_busy": "interrupt"}, {"on_waiting": "deny_and_continue"}])
 def test_the_callers_transaction_changes_no_run_at_work(desk: Desk, engine: sqlalchemy.Engine, what: Any) -> None:
     desk.say("m0")
