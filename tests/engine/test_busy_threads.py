@@ -30,6 +30,7 @@ from agentq import (
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Fault, Scripted
 from agentq.storage.database import Database
+from agentq.storage.sql import text
 from tests.engine.drain import Died, Drain
 from tests.engine.mishaps import Moment, ObservedDatabase
 
@@ -169,6 +170,23 @@ def test_the_time_limit_of_a_message_that_waits_counts_from_its_turn(desk: Desk)
         connection.execute("update agentq.runs set created_at = created_at - interval '1 hour'")
     desk.drain.sweep()
     assert second.status() == "queued"
+    desk.drain.work()
+    assert second.result().text == "m1"
+
+
+@pytest.mark.parametrize("options", [{}, {"delay_secs": 7200}])
+def test_the_time_limit_of_a_message_that_never_had_its_turn_counts_from_its_retry(desk: Desk, options: Any) -> None:
+    desk.say("m0")
+    second = desk.say("m1", on_busy="enqueue", limits={"run_secs": 60}, **options)
+    second.cancel()
+    desk.drain.work()
+    with desk.drain.database.transaction() as connection:
+        connection.execute("update agentq.runs set created_at = created_at - interval '1 hour'")
+    second.retry()
+    with desk.drain.database.transaction() as connection:
+        left = "select extract(epoch from deadline_at - now())::float from agentq.runs where id = :id"
+        assert 50 < connection.execute(text(left), {"id": second.id}).scalar() <= 60
+    desk.drain.sweep()
     desk.drain.work()
     assert second.result().text == "m1"
 
