@@ -1,11 +1,12 @@
 """A message for a thread: what it does while another run of the thread has not ended, or waits for a person."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from agentq.errors import ApprovalNotPendingError, ConfigError
+from agentq.errors import ApprovalNotPendingError, ConfigError, RunNotFoundError
 from agentq.intake import let_begin, tell_after_commit
 from agentq.link import Link
 from agentq.messages import UserMessage
@@ -76,10 +77,10 @@ def _in_theirs(link: Link, theirs: Callers, new: NewRun, when: WhenBusy) -> str:
     thread_id = str(new.thread_id)
     with theirs.undone_if_refused():
         threads.enter_theirs(theirs, thread_id)
-        if found := enqueue.same(theirs, new):
+        if found := enqueue.same(theirs, new) or _steered_before(link, new):
             return found
         open_runs = threads.open_runs(theirs, thread_id)
-        is_waiting = bool(open_runs) and open_runs[0].status == "waiting"
+        is_waiting = bool(open_runs) and _waits_in_ours(link, open_runs[0].id)
         if open_runs and not (when.on_waiting == "hold" if is_waiting else when.on_busy == "enqueue"):
             raise threads.busy(thread_id, open_runs[0], is_waiting=is_waiting)
         run_id = enqueue.insert(
@@ -92,6 +93,23 @@ def _in_theirs(link: Link, theirs: Callers, new: NewRun, when: WhenBusy) -> str:
     if not open_runs:
         tell_after_commit(link, theirs, [new], [run_id])
     return run_id
+
+
+# Their role may not read what these ask for. What others have said and done before the thread was locked is seen.
+
+
+def _steered_before(link: Link, new: NewRun) -> str | None:
+    if new.idempotency_key is None:
+        return None
+    with link.database.autocommit() as connection:
+        return inbox.same(connection, new)
+
+
+def _waits_in_ours(link: Link, run_id: str) -> bool:
+    with link.database.autocommit() as connection, suppress(RunNotFoundError):
+        return _waits_for_people(connection, run_id)
+    # Written in the caller's transaction itself.
+    return False
 
 
 class _Message:
@@ -136,7 +154,7 @@ class _Message:
     def _join(self, connection: Connection, run_id: str, *, denies: bool) -> bool:
         """Send the message into the run; False where that has ended meanwhile, or is about to."""
         new, control = self._new, self._control
-        if not inbox.put(connection, run_id, UserMessage(text=new.text), key=new.idempotency_key):
+        if not inbox.put(connection, run_id, UserMessage(text=new.text), key=inbox.key(new)):
             return False
         if denies:
             for after, wake_ups in control.deny(connection, run_id, _DENIED, decided_by=_BY_A_MESSAGE):

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from agentq import (
     Agent,
     ConfigError,
+    Deferred,
     EndRun,
     Handle,
     Hooks,
@@ -372,6 +373,33 @@ def test_a_message_in_the_callers_transaction_stands_behind_a_run_that_goes_on(
     assert second.result().text == "m1"
 
 
+@pytest.mark.parametrize("waits_for", ["a person", "a person, through a sub-agent", "the outside", "nobody"])
+def test_the_callers_transaction_sees_who_the_thread_waits_for_as_any_other(
+    database: Database, engine: sqlalchemy.Engine, waits_for: str
+) -> None:
+    @tool
+    def act() -> str:
+        """Do something outside."""
+        raise Deferred
+
+    is_asked = waits_for != "the outside"
+    child = Agent("child", model=Scripted([Call("act"), "done"]), tools=[act], approve=["act"] if is_asked else [])
+    top = Agent("top", model=Scripted([Call("child", {"input": "x"}), "done"]), tools=[child.as_tool()])
+    drain = Drain(database, top, child)
+    drain.enqueue(top if "sub-agent" in waits_for else child, thread="t")
+    if waits_for != "nobody":
+        drain.work()
+    waits_for_people = waits_for.startswith("a person")
+    right: dict[str, Any] = {"on_waiting": "hold"} if waits_for_people else {"on_busy": "enqueue"}
+    wrong: dict[str, Any] = {"on_waiting": "hold"} if not waits_for_people else {"on_busy": "enqueue"}
+    for connect in (Session, None):
+        with Session(engine) as session:
+            options = {"thread": "t"} | ({"connection": session} if connect else {})
+            with pytest.raises(ThreadBusyError, match="waits for a person" if waits_for_people else "busy with"):
+                drain.enqueue(top, **options, **wrong)
+            assert drain.enqueue(top, **options, **right).is_new
+
+
 @pytest.mark.parametrize("first_goes_on", [True, False])
 def test_who_stands_behind_a_message_of_the_callers_transaction_is_let_go_also_where_that_is_cancelled(
     desk: Desk, engine: sqlalchemy.Engine, first_goes_on: bool
@@ -501,6 +529,26 @@ def test_the_same_key_joins_once_also_when_it_has_been_heard(desk: Desk) -> None
     with desk.drain.database.autocommit() as connection:
         # It is stored once.
         assert connection.execute("select message from agentq.inbox").scalars() == [None]
+
+
+def test_the_same_key_joins_once_also_for_another_agent_than_that_of_the_run(desk: Desk) -> None:
+    other = Agent("other", model=Scripted(["never"]))
+    desk.drain.client.agents["other"] = other
+    first = desk.say("m0")
+    for agent in (other, desk.agent, other, desk.agent):
+        options: Any = {"on_busy": "steer", "idempotency_key": "k"}
+        assert desk.drain.enqueue(agent, f"for {agent.name}", thread="t", **options).id == first.id
+    desk.drain.work()
+    assert desk.history() == ["u:m0", "u:for other", "u:for desk", "a:for desk"]
+
+
+def test_the_same_key_is_no_new_message_in_a_transaction_of_the_caller(desk: Desk, engine: sqlalchemy.Engine) -> None:
+    first = desk.say("m0")
+    desk.say("m1", on_busy="steer", idempotency_key="k")
+    with Session(engine) as session:
+        again = desk.say("m1", on_busy="enqueue", idempotency_key="k", connection=session)
+        session.commit()
+    assert (again.id, again.is_new) == (first.id, False)
 
 
 class Ends(Hooks):
