@@ -30,6 +30,7 @@ from agentq import (
 )
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Fault, Scripted
+from agentq.storage import threads
 from agentq.storage.database import Database
 from agentq.storage.sql import text
 from tests.engine.drain import Died, Drain
@@ -696,6 +697,32 @@ def test_who_decides_while_a_message_denies_either_wins_or_hears_of_it(asking: D
     assert asking.did == ([] if failures else [1])
     assert said[0].result().text == "m1"
     assert asking.history().count("u:m1") == 1
+
+
+@pytest.mark.parametrize("change", ["approve", "reject", "respond", "cancel", "expire", "deny_expired"])
+def test_who_changes_a_run_waits_for_nobody_who_has_its_thread(asking: Desk, change: str) -> None:
+    """The one that has it may wait for the run."""
+    (question,) = asking.drain.client.approvals()
+    handle = asking.drain.client.handle(question.run_id)
+    control = asking.drain.engine
+    changes: dict[str, Callable[[], object]] = {
+        "approve": lambda: handle.approve(question.call_id),
+        "reject": lambda: handle.reject(question.call_id),
+        "respond": lambda: handle.respond(question.call_id, "x"),
+        "cancel": handle.cancel,
+        "expire": lambda: control.expire(question.run_id),
+        "deny_expired": lambda: control.expire_approvals(question.run_id),
+    }
+    with asking.drain.database.transaction() as connection:
+        connection.execute("update agentq.runs set deadline_at = now()" if change == "expire" else "select 1")
+        connection.execute("update agentq.approvals set expires_at = now()" if change == "deny_expired" else "select 1")
+    with asking.drain.database.transaction() as connection:
+        threads.lock(connection, "t")
+        changes[change]()
+        if handle.status() == "running":
+            asking.drain.work()
+    asking.settle()
+    assert handle.run().is_terminal
 
 
 BOTH: dict[str, Any] = {"on_busy": "steer", "on_waiting": "deny_and_continue"}
