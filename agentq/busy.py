@@ -1,6 +1,6 @@
 """A message for a thread: what it does while another run of the thread has not ended, or waits for a person."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -10,12 +10,14 @@ from agentq.errors import ApprovalNotPendingError, ConfigError, RunNotFoundError
 from agentq.intake import let_begin, tell_after_commit
 from agentq.link import Link
 from agentq.messages import UserMessage
+from agentq.run import Snapshot
 from agentq.services import patience_secs
 from agentq.storage import callers, enqueue, inbox, queries, threads
 from agentq.storage.callers import Callers
 from agentq.storage.enqueue import NewRun
 from agentq.storage.sql import Connection
 from agentq.storage.threads import OpenRun
+from agentq.wire import WakeUp
 
 OnBusy = Literal["reject", "enqueue", "interrupt", "steer"]
 OnWaiting = Literal["reject", "hold", "deny_and_continue"]
@@ -142,14 +144,29 @@ class _Message:
         verb = "begin" if not open_runs else self._when.on_waiting if is_waiting else self._when.on_busy
         if verb == "reject":
             raise threads.busy(self._thread_id, open_runs[0], is_waiting=is_waiting)
+        into = open_runs[0].id if verb in ("steer", "deny_and_continue") else None
+        if verb == "deny_and_continue" and self._expire(connection, open_runs[0].id):
+            open_runs = threads.open_runs(connection, self._thread_id)
         if verb == "interrupt":
             for run in open_runs:
                 self._afterwards.append(partial(control.after_cancel, *control.cancel_in(connection, run.id)))
             # One that a worker is at ends with its next commit.
             open_runs = threads.open_runs(connection, self._thread_id)
-        if verb in ("steer", "deny_and_continue") and self._join(connection, open_runs[0].id, denies=verb != "steer"):
-            return open_runs[0].id
+        if into is not None and self._join(connection, into, denies=verb != "steer"):
+            return into
         return self._insert(connection, open_runs)
+
+    def _expire(self, connection: Connection, run_id: str) -> bool:
+        """Do first what the rules say of calls that it is too late to deny; the answer is whether there were some."""
+        asking = {asked.run_id for asked in queries.approvals(connection, run_id=run_id)}
+        expired = [end for each in sorted(asking) for end in self._control.expire_approvals_in(connection, each)]
+        self._go_on_afterwards(expired)
+        return bool(expired)
+
+    def _go_on_afterwards(self, ends: Iterable[tuple[Snapshot, list[WakeUp]]]) -> None:
+        for after, wake_ups in ends:
+            self._afterwards.append(partial(self._control.saver.send, wake_ups))
+            self._afterwards.append(partial(self._control.after, after))
 
     def _join(self, connection: Connection, run_id: str, *, denies: bool) -> bool:
         """Send the message into the run; False where that has ended meanwhile, or is about to."""
@@ -157,9 +174,7 @@ class _Message:
         if not inbox.put(connection, run_id, UserMessage(text=new.text), key=inbox.key(new)):
             return False
         if denies:
-            for after, wake_ups in control.deny(connection, run_id, _DENIED, decided_by=_BY_A_MESSAGE):
-                self._afterwards.append(partial(control.saver.send, wake_ups))
-                self._afterwards.append(partial(control.after, after))
+            self._go_on_afterwards(control.deny(connection, run_id, _DENIED, decided_by=_BY_A_MESSAGE))
         return True
 
     def _insert(self, connection: Connection, open_runs: Sequence[OpenRun]) -> str:

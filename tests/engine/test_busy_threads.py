@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from agentq import (
     Agent,
+    ApprovalRule,
     ConfigError,
     Deferred,
     EndRun,
@@ -673,6 +674,41 @@ def test_a_message_denies_what_sub_agents_ask(database: Database) -> None:
     drain.work()
     assert first.result().text == "over"
     assert [texts(m) for m in drain.client.history("t")] == ["u:go", "a:child", "t:refrained", "u:m1", "a:over"]
+
+
+@pytest.mark.parametrize(
+    ("on_expiry", "history"),
+    [
+        ("report", ["a:act", "t:expired", "u:never mind", "a:never mind"]),
+        ("approve", ["a:act", "t:did 1", "u:never mind", "a:never mind"]),
+        ("fail", ["a:act", "t:cancelled", "u:never mind", "a:never mind"]),
+    ],
+)
+@pytest.mark.parametrize("through_sub_agent", [False, True])
+def test_a_message_that_denies_too_late_finds_done_what_the_rule_says(
+    database: Database, on_expiry: Any, history: list[str], through_sub_agent: bool
+) -> None:
+    desk = Desk(database)
+    (act,) = desk.agent.tools.values()
+    rule = {"act": ApprovalRule(deadline_secs=30, on_expiry=on_expiry)}
+    asking = Agent("asking", model=Scripted([desk._answer] * 9), tools=[act], approve=rule)
+    top = Agent("top", model=Scripted([desk._answer] * 9), tools=[asking.as_tool(name="act")])
+    drain = Drain(database, top, asking)
+    agent = top if through_sub_agent else asking
+    first = drain.enqueue(agent, "work", thread="t")
+    if through_sub_agent:
+        top.models = (Scripted([Call("act", {"input": "work"}), desk._answer, desk._answer]),)
+        history = [history[0], "t:approval_expired" if on_expiry == "fail" else "t:work", *history[2:]]
+    drain.work()
+    # No sweep has come by.
+    drain.age(31)
+    joined = drain.enqueue(agent, "never mind", thread="t", on_waiting="deny_and_continue")
+    drain.work()
+    assert joined.result().text == "never mind"
+    assert [texts(message) for message in drain.client.history("t")] == ["u:work", *history]
+    assert (joined.id == first.id) == (on_expiry != "fail" or through_sub_agent)
+    (record,) = first.approvals(status=None)
+    assert (record.status, record.decided_by) == ("expired", None)
 
 
 def test_who_decides_while_a_message_denies_either_wins_or_hears_of_it(asking: Desk) -> None:
