@@ -107,21 +107,25 @@ class Control:
     def expire_approvals(self, run_id: str) -> None:
         """Do what the rules say of waiting calls on which nobody has decided in time."""
         with self.services.database.transaction() as connection:
-            snapshot, _ = control.lock(connection, run_id)
-            late = approvals.expire(connection, snapshot)
-            if not late:
-                return
-            events = [NewEvent("approval.expired", {"call_id": call.call_id, "then": then}) for call, then in late]
-            failing = next((call for call, then in late if then == "fail"), None)
-            if failing is None:
-                answered = [(call, None if then == "approve" else expired(call)) for call, then in late]
-                after, wake_ups = self._go_on(connection, snapshot, events, answered)
-            else:
-                control.note(connection, run_id, events)
-                transition = decide(snapshot, Failed(_undecided(failing)))
-                after, wake_ups = self.saver.apply(connection, transition, None, [], even_if_cancelled=True)
-        self.saver.send(wake_ups)
-        self.after(after)
+            ended = self.expire_approvals_in(connection, run_id)
+        for after, wake_ups in ended:
+            self.saver.send(wake_ups)
+            self.after(after)
+
+    def expire_approvals_in(self, connection: Connection, run_id: str) -> list[tuple[Snapshot, list[WakeUp]]]:
+        """The same in the caller's transaction; the answer is the run as it goes on and what is to be sent, if any."""
+        snapshot, _ = control.lock(connection, run_id)
+        late = approvals.expire(connection, snapshot)
+        if not late:
+            return []
+        events = [NewEvent("approval.expired", {"call_id": call.call_id, "then": then}) for call, then in late]
+        failing = next((call for call, then in late if then == "fail"), None)
+        if failing is None:
+            answered = [(call, None if then == "approve" else expired(call)) for call, then in late]
+            return [self._go_on(connection, snapshot, events, answered)]
+        control.note(connection, run_id, events)
+        transition = decide(snapshot, Failed(_undecided(failing)))
+        return [self.saver.apply(connection, transition, None, [], even_if_cancelled=True)]
 
     def expire(self, run_id: str) -> None:
         """End a run whose time limit is over, where nobody is at it; else its next step does."""
@@ -281,6 +285,12 @@ class Control:
         with self.services.database.transaction() as connection:
             threads.lock(connection, thread_id, soon=True)
             waiting = threads.open_runs(connection, thread_id)
+            if len(waiting) > 1 and not waiting[0].is_held:
+                # Those that are held may have been known to no other than the run that has ended, as a message of the
+                # caller's transaction that was cancelled before a sweep has looked at it.
+                if threads.follow(connection, waiting[0].id):
+                    return []
+                waiting = waiting[1:]
             if waiting and waiting[0].is_held:
                 patience = self.services.patience_secs
                 run, wake_up = threads.release(connection, waiting[0].id, patience_secs=patience)

@@ -48,9 +48,10 @@ class StoredThread:
             behind = {each.run_id for each in said[at:]}
             is_open = [run.id for run in threads.open_runs(connection, self.id) if run.id in behind]
             ended = [control.cancel_in(connection, run_id) for run_id in is_open]
-            # With what they have added until they were locked, or their ends did.
-            said = threads.said(connection, self.id)
-            threads.cut(connection, self.id, said[:at], said[at])
+            # What those behind the cut have added up to their ends; one before it may have gone on as well.
+            first, said = said[at], threads.said(connection, self.id)
+            at = next(place for place, each in enumerate(said) if each.place == first.place)
+            threads.cut(connection, self.id, said[:at], first)
         for each in ended:
             control.after_cancel(*each)
         return Rewound(at, self._effects(said, at))

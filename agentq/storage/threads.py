@@ -33,11 +33,11 @@ def awaited(held: str) -> str:
         ORDER BY w.finished_at IS NOT NULL, w.thread_position DESC LIMIT 1)"""
 
 
+# Of the locks of a row the one that foreign keys get along with: a second UPDATE of a run in one transaction has its
+# thread looked at, by somebody who has the run's lock already.
 _ENTER = "INSERT INTO agentq.threads (id) SELECT CAST(:id AS text) {from_bounded} ON CONFLICT DO NOTHING"
 _ENTER_OURS = text(f"WITH {BOUNDED} {_ENTER.format(from_bounded='FROM bounded')}")
 _ENTER_THEIRS = text(_ENTER.format(from_bounded=""))
-# Not FOR UPDATE: who changes a run twice in a transaction has its thread checked as a foreign key, and holds the run's
-# row by then.
 _LOCK = text(f"WITH {BOUNDED} SELECT id FROM bounded, agentq.threads WHERE id = :id FOR NO KEY UPDATE OF threads")
 # For who has other things to do.
 _LOCK_SOON = text("""
@@ -146,6 +146,11 @@ class Said:
     run_id: str
     position: int
     message: Message
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What is said there stays the same, whatever comes before it."""
+        return self.run_id, self.position
 
 
 def lock(connection: Connection, thread_id: str, *, soon: bool = False) -> None:
