@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -120,7 +119,8 @@ def test_a_rule_that_raises_asks_a_person_and_is_on_record(database: Database) -
 def test_rules_that_hang_ask_a_person_and_do_not_hold_up_the_run(
     database: Database, monkeypatch: pytest.MonkeyPatch, asked_by: str
 ) -> None:
-    over, calls = threading.Event(), 20
+    over, is_model = threading.Event(), asked_by == "the model"
+    calls = 6 if is_model else 2
 
     def hangs(ctx: RunContext, arguments: dict[str, Any]) -> bool:
         return arguments["amount"] >= 1 and over.wait(30)
@@ -129,26 +129,27 @@ def test_rules_that_hang_ask_a_person_and_do_not_hold_up_the_run(
         def before_tool(self, ctx: RunContext, call: ToolCall) -> dict[str, Any]:
             return {"amount": 1}
 
-    bank, is_model = Bank(), asked_by == "the model"
+    bank = Bank()
     more: dict[str, Any] = {} if is_model else {"hooks": [Raises()]}
     agent = bank.agent(
         pays(*[1 if is_model else 0] * calls),
         approve={"pay": hangs},
-        hook_timeout_secs=0.1,
+        hook_timeout_secs=0.5,
         limits={"tool_timeout_secs": 5},
         **more,
     )
-    monkeypatch.setattr("agentq.steps.model.MAX_HOOKS_SECS", 0.3)
-    drain, began = Drain(database, agent), time.monotonic()
+    monkeypatch.setattr("agentq.steps.model.MAX_HOOKS_SECS", 0.8)
+    drain = Drain(database, agent)
     handle = drain.enqueue(agent)
     try:
         drain.work()
     finally:
         over.set()
-    assert time.monotonic() - began < 10
     assert len(handle.approvals()) == (calls if is_model else 0)
     faults = [fault for event in handle.events(follow=False) for fault in event.data.get("faults", ())]
-    assert "approve[pay]: no answer within 0.1 s" in faults
+    assert faults[0] == "approve[pay]: no answer within 0.5 s"
+    # Of many in one reply all together are bounded.
+    assert not is_model or faults[-1] == "approve[pay]: those before it have used up the time"
     assert bank.paid == []
 
 
