@@ -319,6 +319,30 @@ def test_a_rewind_lists_what_the_run_behind_the_cut_does_meanwhile(observed: Obs
     assert at > 5
 
 
+@pytest.mark.parametrize("at_work", [False, True])
+def test_a_run_that_failed_is_the_last_again_when_what_came_after_it_is_taken_away(desk: Desk, at_work: bool) -> None:
+    thread = desk.drain.client.thread("t")
+    first = desk.say("work", limits={"model_calls": 1})
+    desk.drain.work()
+    ended = desk.history()
+    later = desk.say("m1")
+    if at_work:
+        desk.meanwhile["model"] = lambda: thread.rewind(len(ended))
+        desk.drain.work()
+    else:
+        desk.drain.work()
+        thread.rewind(len(ended))
+    assert thread.retry(limits={"model_calls": 5}).id == first.id
+    with pytest.raises(ThreadBusyError, match=first.id):
+        desk.say("m2")
+    held = desk.say("m3", on_busy="enqueue")
+    desk.settle()
+    assert (first.status(), held.result().text) == ("completed", "m3")
+    assert desk.history() == [*ended, "a:work", "u:m3", "a:m3"]
+    with pytest.raises(RunFinishedError):
+        later.retry()
+
+
 def test_a_thread_with_messages_that_wait_is_not_deleted(desk: Desk) -> None:
     desk.say("m0").cancel()
     desk.say("m1")
