@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from threading import Thread, current_thread
+from threading import Barrier, BrokenBarrierError, Thread, current_thread
 from typing import Any
 
 import pytest
@@ -488,6 +488,34 @@ def test_a_run_that_a_worker_is_at_is_interrupted_with_its_next_commit(desk: Des
     results = {"model": "t:cancelled", "tool": "t:did 1"}
     assert desk.history() == ["u:work", "a:act", results[where], "u:stop", "a:stop"]
     assert desk.did == ([] if where == "model" else [1])
+
+
+def test_messages_that_interrupt_runs_of_each_others_keys_at_once_all_begin(
+    observed: ObservedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(observed)
+    said: list[Handle] = []
+    # Each has given away the place of the run it ends, and now wants one of the other key.
+    both, placed = Barrier(2), threads.next_position
+
+    def wait_for_the_other(*args: Any) -> int:
+        with suppress(BrokenBarrierError):
+            both.wait(2)
+        return placed(*args)
+
+    def say(thread: str, key: str) -> None:
+        said.append(desk.say("m1", thread=thread, on_busy="interrupt", concurrency_key=key, concurrency_limit=1))
+
+    for thread, key in (("t", "a"), ("u", "b")):
+        desk.say("m0", thread=thread, concurrency_key=key, concurrency_limit=1)
+    monkeypatch.setattr(threads, "next_position", wait_for_the_other)
+    at_once = [Thread(target=say, args=each) for each in (("t", "b"), ("u", "a"))]
+    for one in at_once:
+        one.start()
+    for one in at_once:
+        one.join()
+    desk.settle()
+    assert [handle.result().text for handle in said] == ["m1", "m1"]
 
 
 # ---------------------------------------------------------------------------------------------- steer
