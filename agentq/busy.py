@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from agentq.errors import ApprovalNotPendingError, ConfigError, RunNotFoundError
+from agentq.errors import AgentqError, ApprovalNotPendingError, ConfigError, LockedError, RunNotFoundError
 from agentq.intake import let_begin, tell_after_commit, write_one
 from agentq.link import Link
 from agentq.messages import UserMessage
@@ -66,10 +66,16 @@ def take_on_thread(link: Link, new: NewRun, when: WhenBusy, connection: Any = No
         theirs = callers.of(connection, link.database)
         theirs.check(has_media=bool(new.media))
         return _in_theirs(link, theirs, new, when)
+    faster: AgentqError
     for _ in range(_TRIES):
         try:
             return _Message(link, new, when).take()
         except ApprovalNotPendingError as error:
+            faster = error
+        except LockedError as error:
+            # The place of an interrupted run goes to others of its key, and the message stands in another's line.
+            if not error.details.get("is_deadlock"):
+                raise
             faster = error
     raise faster
 

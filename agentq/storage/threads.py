@@ -49,10 +49,12 @@ _LOCK_THEIRS = text("SELECT id FROM agentq.threads WHERE id = :id FOR NO KEY UPD
 _NEXT_POSITION = text("""
     SELECT thread_position + 1 FROM agentq.runs WHERE thread_id = :id ORDER BY thread_position DESC LIMIT 1
 """)
-# The last that has begun; one that a rewind has made void is out of the conversation.
-_LATEST = """
+# A rewind has left nothing of it in the conversation, which ends with the run before it.
+_IS_GONE = "kept IS NOT DISTINCT FROM 0"
+# The last that has begun; one that a rewind has made void takes no part any more.
+_LATEST = f"""
     SELECT id, status, thread_position, kept IS NOT NULL AS is_void, false AS is_held FROM agentq.runs
-    WHERE thread_id = :id AND held IS NOT TRUE ORDER BY thread_position DESC LIMIT 1
+    WHERE thread_id = :id AND held IS NOT TRUE AND NOT {_IS_GONE} ORDER BY thread_position DESC LIMIT 1
 """
 _LATEST_RUN = text(_LATEST)
 _OPEN = text(f"""
@@ -62,8 +64,8 @@ _OPEN = text(f"""
         WHERE thread_id = :id AND held AND finished_at IS NULL) r
     WHERE NOT is_void AND status NOT IN ('completed', 'failed', 'cancelled') ORDER BY thread_position
 """)
-_HAS_BEGUN_AFTER = text("""
-    SELECT 1 FROM agentq.runs WHERE thread_id = :id AND held IS NOT TRUE AND thread_position > (
+_HAS_BEGUN_AFTER = text(f"""
+    SELECT 1 FROM agentq.runs WHERE thread_id = :id AND held IS NOT TRUE AND NOT {_IS_GONE} AND thread_position > (
         SELECT thread_position FROM agentq.runs WHERE id = :run_id) LIMIT 1
 """)
 _IS_VOID = text("SELECT kept IS NOT NULL FROM agentq.runs WHERE id = :run_id")

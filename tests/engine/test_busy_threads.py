@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from threading import Thread, current_thread
+from threading import Barrier, BrokenBarrierError, Thread, current_thread
 from typing import Any
 
 import pytest
@@ -319,6 +319,30 @@ def test_a_rewind_lists_what_the_run_behind_the_cut_does_meanwhile(observed: Obs
     assert at > 5
 
 
+@pytest.mark.parametrize("at_work", [False, True])
+def test_a_run_that_failed_is_the_last_again_when_what_came_after_it_is_taken_away(desk: Desk, at_work: bool) -> None:
+    thread = desk.drain.client.thread("t")
+    first = desk.say("work", limits={"model_calls": 1})
+    desk.drain.work()
+    ended = desk.history()
+    later = desk.say("m1")
+    if at_work:
+        desk.meanwhile["model"] = lambda: thread.rewind(len(ended))
+        desk.drain.work()
+    else:
+        desk.drain.work()
+        thread.rewind(len(ended))
+    assert thread.retry(limits={"model_calls": 5}).id == first.id
+    with pytest.raises(ThreadBusyError, match=first.id):
+        desk.say("m2")
+    held = desk.say("m3", on_busy="enqueue")
+    desk.settle()
+    assert (first.status(), held.result().text) == ("completed", "m3")
+    assert desk.history() == [*ended, "a:work", "u:m3", "a:m3"]
+    with pytest.raises(RunFinishedError):
+        later.retry()
+
+
 def test_a_thread_with_messages_that_wait_is_not_deleted(desk: Desk) -> None:
     desk.say("m0").cancel()
     desk.say("m1")
@@ -464,6 +488,34 @@ def test_a_run_that_a_worker_is_at_is_interrupted_with_its_next_commit(desk: Des
     results = {"model": "t:cancelled", "tool": "t:did 1"}
     assert desk.history() == ["u:work", "a:act", results[where], "u:stop", "a:stop"]
     assert desk.did == ([] if where == "model" else [1])
+
+
+def test_messages_that_interrupt_runs_of_each_others_keys_at_once_all_begin(
+    observed: ObservedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(observed)
+    said: list[Handle] = []
+    # Each has given away the place of the run it ends, and now wants one of the other key.
+    both, placed = Barrier(2), threads.next_position
+
+    def wait_for_the_other(*args: Any) -> int:
+        with suppress(BrokenBarrierError):
+            both.wait(2)
+        return placed(*args)
+
+    def say(thread: str, key: str) -> None:
+        said.append(desk.say("m1", thread=thread, on_busy="interrupt", concurrency_key=key, concurrency_limit=1))
+
+    for thread, key in (("t", "a"), ("u", "b")):
+        desk.say("m0", thread=thread, concurrency_key=key, concurrency_limit=1)
+    monkeypatch.setattr(threads, "next_position", wait_for_the_other)
+    at_once = [Thread(target=say, args=each) for each in (("t", "b"), ("u", "a"))]
+    for one in at_once:
+        one.start()
+    for one in at_once:
+        one.join()
+    desk.settle()
+    assert [handle.result().text for handle in said] == ["m1", "m1"]
 
 
 # ---------------------------------------------------------------------------------------------- steer
