@@ -13,6 +13,7 @@
     │   ├── RunNotFoundError       run_not_found
     │   ├── RunFinishedError       run_finished              too late: the run has ended
     │   ├── RunNotFinishedError    run_not_finished          too early: the run has not ended
+    │   ├── RunNotHeldError        run_not_held             it goes on with its agent as it is, or has ended
     │   ├── RunCancelledError      cancelled
     │   ├── RunFailedError         <the code the run failed with>
     │   │   └── LimitExceededError limit_exceeded            details["limit"] names the limit
@@ -109,6 +110,10 @@ class RunFinishedError(RunError):
 
 class RunNotFinishedError(RunError):
     code = "run_not_finished"
+
+
+class RunNotHeldError(RunError):
+    code = "run_not_held"
 
 
 class RunCancelledError(RunError):

@@ -35,7 +35,10 @@ _REOPEN = text(f"""
         seq = :seq, status = 'running', phase = 'recall', progress = :progress, message_count = :message_count,
         event_count = event_count + 1, queue = :queue, timeout_secs = NULL, on_unknown = NULL, open_calls = 0,
         asked_calls = 0, stop_reason = NULL, output = NULL, error = NULL, finished_at = NULL, cancel_requested = false,
-        on_end_at = NULL, held = NULL, attempt = 0, due_at = now(),
+        on_end_at = NULL, held = NULL,
+        -- Who retries a run that ended since its agent changed means the agent as it is.
+        agent_version = CASE WHEN CAST(error AS json) ->> 'code' = 'agent_changed' THEN NULL ELSE agent_version END,
+        attempt = 0, due_at = now(),
         sweep_at = {FIRST_PATIENCE}, sweep_look_at = {FIRST_PATIENCE},
         lease_look_at = {FIRST_PATIENCE}, deadline_at = {began_at("runs")} + make_interval(secs => :run_secs)
     WHERE id = :run_id AND seq = :seq - 1

@@ -1,4 +1,4 @@
-"""An agent's fingerprint: the same wherever it is made, another one for each thing that counts, and for nothing else."""
+"""An agent's fingerprint: the same wherever it is made, another one for each thing that counts, and only for these."""
 
 import functools
 import os
@@ -74,7 +74,7 @@ def is_near(ctx: RunContext, value: Any) -> None: ...
 
 
 def made(**options: Any) -> Any:
-    return lambda function: tool(**options)(function)
+    return tool(**options)
 
 
 def narrower(order_id: str, amount: int, note: str = "") -> str:
