@@ -3,7 +3,7 @@
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
+from functools import cached_property, wraps
 from inspect import signature
 from typing import Any, Literal, ParamSpec, get_args
 
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from agentq.approvals import ApprovalRule, Predicate, checked_rules
 from agentq.arguments import Parameters, problems
 from agentq.errors import ConfigError
+from agentq.fingerprint import fingerprint
 from agentq.hooks import Hooks, by_moment
 from agentq.limits import MAX_HOOKS_SECS, Limits, is_duration
 from agentq.memory import Memory
@@ -21,6 +22,9 @@ from agentq.text import clean
 from agentq.tools import Tool, check_name, tool
 
 ToolExceptionRule = Literal["report", "fail"] | Callable[[Exception], str]
+# What becomes of a run whose agent is another one than it began with, by its version; see Agent.
+OnChange = Literal["continue", "hold", "fail"]
+_VERSION_CHARS = 100
 P = ParamSpec("P")
 
 
@@ -75,6 +79,8 @@ class AgentSpec:
         model_timeout_secs: float = 600.0,
         hook_timeout_secs: float = 30.0,
         description: str = "",
+        version: str | None = None,
+        on_change: OnChange = "continue",
     ) -> None:
         check_name("agent", name)
         where = f"agent {name!r}"
@@ -82,6 +88,7 @@ class AgentSpec:
             raise ConfigError(f"{where}: output_mode is 'auto', 'native' or 'tool', not {output_mode!r}")
         _check_lists(where, fallback=fallback, tools=tools, hooks=hooks)
         _check_texts(where, instructions=instructions, description=description)
+        _check_change(where, version, on_change)
         if not callable(on_tool_exception) and on_tool_exception not in ("report", "fail"):
             raise ConfigError(f"{where}: on_tool_exception is 'report', 'fail' or a function of the exception")
         if not is_duration(model_timeout_secs):
@@ -109,6 +116,18 @@ class AgentSpec:
         self.model_timeout_secs = model_timeout_secs
         self.hook_timeout_secs = hook_timeout_secs
         self.description = clean(description)
+        self.on_change: OnChange = on_change
+        self._version = version
+
+    @property
+    def version(self) -> str:
+        """What a run remembers of its agent, to notice a change: as it was given, or the fingerprint."""
+        return self.fingerprint if self._version is None else self._version
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of what the definition shows to the model and decides; see agentq/fingerprint.py."""
+        return fingerprint(self)
 
     def _check_model(self, model: Any) -> None:
         """Nothing here, below the providers: ``Agent`` knows them."""
@@ -121,6 +140,7 @@ class AgentSpec:
     def hooks(self, hooks: tuple[Hooks, ...]) -> None:
         self._hooks = hooks
         self.listeners = by_moment(hooks)
+        self.__dict__.pop("fingerprint", None)
 
     @property
     def has_recall(self) -> bool:
@@ -168,6 +188,15 @@ def _check_texts(where: str, **given: object) -> None:
     for what, value in given.items():
         if not isinstance(value, str):
             raise ConfigError(f"{where}: {what} is a text, not {value!r}")
+
+
+def _check_change(where: str, version: object, on_change: object) -> None:
+    if version is not None and not (isinstance(version, str) and 0 < len(version) <= _VERSION_CHARS):
+        raise ConfigError(f"{where}: version is a text of 1 to {_VERSION_CHARS} characters, not {version!r}")
+    if version is not None and (clean(version) != version or not version.isprintable()):
+        raise ConfigError(f"{where}: version {version!r} has characters that cannot be shown")
+    if on_change not in get_args(OnChange):
+        raise ConfigError(f"{where}: on_change is 'continue', 'hold' or 'fail', not {on_change!r}")
 
 
 def _toolset(where: str, tools: Iterable[Tool | Callable[..., Any]]) -> dict[str, Tool]:

@@ -22,6 +22,8 @@ from agentq.inputs import (
     checked_priority,
     checked_tags,
     json_object,
+    shown_name,
+    whoami,
 )
 from agentq.intake import take_in
 from agentq.link import Link
@@ -31,6 +33,7 @@ from agentq.retention import Purged, purge
 from agentq.run import Approval, Progress, Run, Status
 from agentq.storage import blobs, queries
 from agentq.storage.enqueue import NewRun
+from agentq.storage.outdated import adopt_some
 from agentq.text import clean
 from agentq.threads import StoredThread
 from agentq.tools import check_name
@@ -202,19 +205,37 @@ class Client(Link):
         status: Status | None = None,
         agent: str | None = None,
         tags: Mapping[str, str] | None = None,
+        outdated: bool = False,
         before: str | None = None,
         limit: int = 50,
     ) -> list[Run]:
-        """The newest runs first; ``before`` is the last id of the page already seen."""
+        """The newest runs first; ``before`` is the last id of the page already seen.
+
+        ``outdated``: only those that are held because their agent has changed.
+        """
         with self.database.autocommit() as connection:
             return queries.runs(
                 connection,
                 status=status,
                 agent=clean(agent) if agent else agent,
                 tags=checked_tags(tags) if tags else None,
+                outdated=outdated,
                 before=clean(before) if before else before,
                 limit=limit,
             )
+
+    def adopt(self, agent: str, *, by: str | None = None) -> int:
+        """``Handle.adopt`` for all runs of ``agent`` that are held because it has changed; the answer is their number.
+
+        A thousand are one transaction: where it is broken off, those before have been adopted.
+        """
+        adopted = 0
+        while True:
+            with self.database.transaction() as connection:
+                some = adopt_some(connection, clean(agent), by=shown_name(by or whoami()))
+            if not some:
+                return adopted
+            adopted += len(some)
 
     def approvals(self, *, run_id: str | None = None, status: str | None = "pending") -> list[Approval]:
         """Calls that wait for a person, the oldest first; ``status=None`` gives the decided ones too.

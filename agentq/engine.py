@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from agentq.agent import AgentSpec, make_limits
+from agentq.changed import is_for_others, refusal, with_version
 from agentq.control import Control
 from agentq.errors import AgentqError, ConfigError, ConnectionLost, ErrorInfo, LeaseLost, UnavailableError
 from agentq.heartbeat import Lease
@@ -25,7 +26,7 @@ from agentq.steps.model import call_model
 from agentq.steps.recall import recall
 from agentq.steps.review import review
 from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, refused, run_call, unknown_tool
-from agentq.storage import calls, inbox, leases, steps
+from agentq.storage import calls, inbox, leases, outdated, steps
 from agentq.storage.approvals import Question
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested
@@ -79,6 +80,9 @@ class Engine(Control):
         if agent is None:
             self._hand_back(claim, snapshot)
             return
+        if is_for_others(snapshot, agent):
+            self._leave_to_others(claim, snapshot, agent)
+            return
         stay = Stay(services.local_steps, services.may_stay)
         held: tuple[Claim, Snapshot] | None = (claim, snapshot)
         with self._letting_go(claim):
@@ -118,6 +122,14 @@ class Engine(Control):
             again = steps.release(
                 connection, claim, patience_secs=patience, delay_secs=UNKNOWN_AGENT_SECS, forgive=True
             )
+        self.go_on(claim.run_id, again)
+
+    def _leave_to_others(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec) -> None:
+        """A run that goes on with another version of its agent than there is here."""
+        with self.services.database.transaction() as connection:
+            left = outdated.leave(connection, claim, was=str(snapshot.agent_version), now=agent.version)
+            again = left or steps.release(connection, claim, patience_secs=self.services.patience_secs, forgive=True)
+        logger.info("%s %s: left to workers with version %s", claim.run_id, agent.name, snapshot.agent_version)
         self.go_on(claim.run_id, again)
 
     def _do_step(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, stay: Stay) -> tuple[Claim, Snapshot] | None:
@@ -167,7 +179,7 @@ class Engine(Control):
         return heartbeat.hold(claim.token, claim.run_id, limit_secs=limit_secs, sure_until=claim.sure_until)
 
     def _body(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, lease: Lease) -> Done:
-        late = out_of_time(snapshot)
+        late = out_of_time(snapshot) or refusal(snapshot, agent)
         if snapshot.phase != "tools":
             return Done(Failed(late)) if late else _BODIES[snapshot.phase](snapshot, agent, self.services)
         only = snapshot.only_call
@@ -188,7 +200,7 @@ class Engine(Control):
             return self.unclear(snapshot, only)
         may_have_run = claim.forgotten or claim.attempt > 1
         if late:
-            result = interrupted(only) if may_have_run else not_run(only)
+            result = interrupted(only) if may_have_run else not_run(only, late)
             return Done(CallsFinished(((only.index, result),), fatal=late), call_data(result))
         done = run_call(
             snapshot, only, agent, self.services, lease=lease, attempt=claim.attempt, may_have_run=may_have_run
@@ -277,6 +289,10 @@ class Engine(Control):
                 # Not sent again at once: the sweep does that, and another worker may be the one to take it.
                 calls.rearm(connection, claimed, patience_secs=services.patience_secs, forgive=True)
             return CallEnd()
+        if is_for_others(claimed.snapshot, agent):
+            with services.database.transaction() as connection:
+                outdated.leave_call(connection, claimed, now=agent.version, patience_secs=services.patience_secs)
+            return CallEnd()
         sure = replace(claimed.claim, sure_until=asked + services.lease_secs / 2)
         end, stay = CallEnd(here=replace(claimed, claim=sure)), Stay(services.local_steps, services.may_stay)
         with self._letting_go(claimed.claim):
@@ -293,8 +309,8 @@ class Engine(Control):
             return self.unclear_call(claimed, data)
         snapshot = prepare(claimed.snapshot, agent)
         may_have_run = claim.forgotten or claim.attempt > 1
-        if late := out_of_time(snapshot):
-            result = interrupted(call) if may_have_run else not_run(call)
+        if late := out_of_time(snapshot) or refusal(snapshot, agent):
+            result = interrupted(call) if may_have_run else not_run(call, late)
             return self.finish_call(claimed.ref, CallDone(result, late), claim, data)
         with self._hold(claim, call.timeout_secs) as lease:
             try:
@@ -375,7 +391,7 @@ def _bound_secs(snapshot: Snapshot, agent: AgentSpec) -> float:
 
 
 def prepare(snapshot: Snapshot, agent: AgentSpec) -> Snapshot:
-    """Fill in what the producer may not have known: the limits, and that there is nothing to recall."""
+    """Fill in what the producer may not have known: limits and version, and that there is nothing to recall."""
     progress = snapshot.progress
     if progress.limits is None:
         try:
@@ -386,7 +402,7 @@ def prepare(snapshot: Snapshot, agent: AgentSpec) -> Snapshot:
         snapshot = replace(snapshot, progress=replace(progress, limits=limits))
     if snapshot.phase == "recall" and not agent.has_recall:
         snapshot = replace(snapshot, phase="model")
-    return snapshot
+    return with_version(snapshot, agent)
 
 
 def settled(call: OpenCall, result: ToolResult) -> Done:

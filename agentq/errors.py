@@ -14,6 +14,7 @@
     │   ├── RunNotFoundError       run_not_found
     │   ├── RunFinishedError       run_finished              too late: the run has ended
     │   ├── RunNotFinishedError    run_not_finished          too early: the run has not ended
+    │   ├── RunNotHeldError        run_not_held             it goes on with its agent as it is, or has ended
     │   ├── RunCancelledError      cancelled
     │   ├── RunFailedError         <the code the run failed with>
     │   │   └── LimitExceededError limit_exceeded            details["limit"] names the limit
@@ -123,6 +124,10 @@ class RunFinishedError(RunError):
 
 class RunNotFinishedError(RunError):
     code = "run_not_finished"
+
+
+class RunNotHeldError(RunError):
+    code = "run_not_held"
 
 
 class RunCancelledError(RunError):

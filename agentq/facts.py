@@ -1,6 +1,6 @@
 """What the rows say of a run and of its sub-agents' runs, all read at one moment: the ground for ``why``."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -84,6 +84,10 @@ class RunFacts(_Work):
     held: bool | None = None
     thread_id: str | None = None
     behind: str | None = None
+    # Which version of its agent it needs, since when others leave it alone, and which one they have.
+    agent_version: str | None = None
+    outdated_at: datetime | None = None
+    outdated_by: str | None = None
     calls: tuple[CallFacts, ...] = ()
     approvals: tuple[ApprovalFacts, ...] = ()
     last_event: EventFacts | None = None
@@ -109,6 +113,9 @@ class LiveWorker(Protocol):
     @property
     def agents(self) -> tuple[str, ...]: ...
 
+    @property
+    def versions(self) -> Mapping[str, str]: ...
+
 
 @dataclass(frozen=True)
 class Gap:
@@ -128,6 +135,10 @@ class Fleet:
     @property
     def is_empty(self) -> bool:
         return not self._workers
+
+    def has_version(self, agent: str, version: str | None) -> bool:
+        """Whether a worker has this version of an agent."""
+        return any(worker.versions.get(agent, "") == version for worker in self._workers)
 
     def consumers(self, queue: str) -> int:
         return len(self._on(queue))

@@ -6,12 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from agentq.approvals import Approve, Complete, Decision, Fail, Reject, Respond, Settle
-from agentq.errors import ApprovalNotPendingError, ConfigError, RunCancelledError, RunFailedError, WaitTimeoutError
+from agentq.errors import (
+    ApprovalNotPendingError,
+    ConfigError,
+    RunCancelledError,
+    RunFailedError,
+    RunNotHeldError,
+    WaitTimeoutError,
+)
 from agentq.inputs import checked_by, checked_limits, shown_name, whoami
 from agentq.link import Link
 from agentq.messages import Message
 from agentq.run import Approval, Event, Result, Run, Status
-from agentq.storage import queries
+from agentq.storage import outdated, queries
 from agentq.storage import why as explained
 from agentq.text import clean
 from agentq.verdicts import check_arguments
@@ -68,7 +75,7 @@ class Handle:
                 )
             if waited > _NO_WORKER_SECS and not warned:
                 warned = True
-                self._warn_without_worker()
+                self._warn_of_standstill()
             left = float("inf") if timeout is None else timeout - waited
             time.sleep(min(pause, max(left, 0.001)))
             pause = min(pause * 1.3, 0.25)
@@ -77,9 +84,12 @@ class Handle:
         """Whether it waits for nobody but the outside, which has calls of it."""
         return status == "waiting" and {approval.kind for approval in self.approvals()} == {"deferred"}
 
-    def _warn_without_worker(self) -> None:
+    def _warn_of_standstill(self) -> None:
         with self.client.database.autocommit() as connection:
             workers = queries.workers(connection)
+            run = queries.run(connection, self.id)
+        if run.outdated_at is not None:
+            logger.warning("run %s is held, as its agent has changed; see: agentq why %s", self.id, self.id)
         if not any(self.client.settings.queue in worker.queues for worker in workers):
             logger.warning("run %s waits: no worker is running; start one with: agentq worker", self.id)
 
@@ -153,6 +163,18 @@ class Handle:
         call, or is not the last of its thread any more; ConfigError.
         """
         self.client.control.retry(self.id, checked_limits(limits))
+
+    def adopt(self, *, by: str | None = None) -> None:
+        """Let a run go on that is held because its agent has changed (``on_change="hold"``): with the new code.
+
+        A worker takes it within a second or two. ``by`` is kept in its events (None: the user of this machine). Raises
+        RunNotFoundError; RunNotHeldError for a run that is not held so.
+        """
+        with self.client.database.transaction() as connection:
+            adopted = outdated.adopt_run(connection, self.id, by=shown_name(by or whoami()))
+        if adopted is None:
+            run = self.run()
+            raise RunNotHeldError(f"run {self.id} is {run.status}, and not held because its agent has changed")
 
     def approvals(self, *, status: str | None = "pending") -> list[Approval]:
         """The calls of the run, and of its sub-agents' runs, that wait for a person; None: the decided ones too."""

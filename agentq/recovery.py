@@ -15,7 +15,7 @@ from agentq.run import TERMINAL, OpenCall, Snapshot
 from agentq.saving import CallEnd
 from agentq.steps.base import Done
 from agentq.steps.tool_batch import CallDone, crashed, timed_out
-from agentq.storage import calls, leases, line, steps, threads
+from agentq.storage import calls, leases, line, outdated, steps, threads
 from agentq.storage.journal import NewEvent
 from agentq.storage.leases import Due
 from agentq.storage.rows import Claim
@@ -89,6 +89,20 @@ def let_in_all(engine: Engine) -> None:
     for thread_id in held_up:
         logger.warning("thread %s had nobody at work and a message that waits: letting it go", thread_id)
         engine.let_follow(thread_id)
+
+
+def wake_outdated(engine: Engine, *, is_new: bool = False) -> int:
+    """See to runs that were left to code of another version than others had, which this process may have.
+
+    ``is_new``: it asks for the first time. The answer is how many are announced now.
+    """
+    woken = 0
+    while True:
+        with engine.services.database.autocommit() as connection:
+            some = outdated.wake(connection, engine.services.agents.values(), is_new=is_new)
+        if some == 0:
+            return woken
+        woken += some
 
 
 def take_back(engine: Engine, gone: str, *, forgive: bool = False) -> int:

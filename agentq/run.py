@@ -140,6 +140,10 @@ class Snapshot:
     steered: int = 0
     heard: int = 0
     joined: tuple[tuple[int, UserMessage], ...] = ()
+    # The version of its agent that it goes on with, None before its first step; and another one that it goes on with
+    # from the next commit on.
+    agent_version: str | None = None
+    new_version: str | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -235,7 +239,9 @@ class Run:
 
     ``start_at`` is the time it was enqueued for, where that was not at once. ``has_place`` says of a run with a
     ``concurrency_key`` whether it is one of those at work, or waits in the line (False); None where it needs no place.
-    ``is_held``: it waits for its turn on its thread, or ended while it did.
+    ``is_held``: it waits for its turn on its thread, or ended while it did. ``agent_version``: the version of its agent
+    that it goes on with, None before its first step; ``outdated_at``: since when it is held because its agent has
+    changed, to the version ``outdated_by`` (``on_change="hold"``).
     """
 
     id: str
@@ -268,6 +274,9 @@ class Run:
     concurrency_limit: int | None = None
     has_place: bool | None = None
     is_held: bool = False
+    agent_version: str | None = None
+    outdated_at: datetime | None = None
+    outdated_by: str | None = None
 
     @property
     def is_terminal(self) -> bool:

@@ -386,7 +386,11 @@ def _question(call: OpenCall, kind: ApprovalKind) -> dict[str, Any]:
 
 def more_events(transition: Transition) -> list[NewEvent]:
     """What happens beside the step itself."""
-    events = [NewEvent("approval.requested", _question(call, transition.asks)) for call in transition.approvals]
+    run = transition.snapshot
+    events = []
+    if run.new_version is not None and run.agent_version is not None:
+        events.append(NewEvent("agent.changed", {"from": run.agent_version, "to": run.new_version}))
+    events += [NewEvent("approval.requested", _question(call, transition.asks)) for call in transition.approvals]
     if transition.ending is not None:
         why = transition.ending.error.code if transition.ending.error else transition.ending.stop_reason
         events.append(NewEvent("run.ended", {"status": transition.snapshot.status, "reason": why}))

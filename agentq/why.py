@@ -10,7 +10,20 @@ from agentq.limits import MAX_LANES
 from agentq.run import Phase, Status
 
 WaitKind = Literal[
-    "step", "call", "lost", "pickup", "worker", "time", "line", "thread", "lane", "run", "person", "family", "nothing"
+    "step",
+    "call",
+    "lost",
+    "pickup",
+    "worker",
+    "version",
+    "time",
+    "line",
+    "thread",
+    "lane",
+    "run",
+    "person",
+    "family",
+    "nothing",
 ]
 
 # What a row looks like that nothing will ever move; the same codes as in storage/stuck.py.
@@ -60,7 +73,8 @@ class Wait:
     """One thing a run waits for.
 
     ``kind``: ``step``, ``call``: a worker is at it; ``lost``: its worker was lost; ``pickup``: a running worker is to
-    take it; ``worker``: no running worker can; ``time``: a due time; ``line``: a place among the runs of its
+    take it; ``worker``: no running worker can; ``version``: its agent has changed, and it is held
+    (``on_change="hold"``); ``time``: a due time; ``line``: a place among the runs of its
     concurrency key; ``thread``: the end of a run before it on its thread; ``lane``: one of the calls before it;
     ``run``: a sub-agent's run, explained in ``run``; ``person``: a decision; ``family``: a run that has ended is still
     to be reported to the runs above and below it, or to the next of its thread;
@@ -160,6 +174,8 @@ def _waits(scene: Scene, run: RunFacts, level: int) -> list[Wait]:
         return [_line(run)]
     if run.status == "waiting":
         return _persons(run) or [_nothing("nobody_asked", run)]
+    if run.outdated_at is not None:
+        return [_version(scene, run), *(_batch(scene, run, level) if run.due_at is None else ())]
     if run.due_at is not None:
         return _due(scene, run) if run.sweep_at is not None else [_nothing("not_announced", run)]
     return _batch(scene, run, level) if run.phase == "tools" else [_nothing("no_next_step", run)]
@@ -181,6 +197,18 @@ def _thread(scene: Scene, run: RunFacts) -> Wait:
         what = f"its turn on thread {run.thread_id!r}"
         return Wait("thread", what, _sweep(scene, "looks who is before it"), run.created_at, run.sweep_at)
     return _nothing("thread_stands", run)
+
+
+def _version(scene: Scene, run: RunFacts) -> Wait:
+    doing = "its calls" if run.due_at is None else _step_name(run)[0]
+    what = (
+        f"a worker with version {run.agent_version} of agent {run.agent!r}, to go on with {doing}: "
+        f"the agent has changed, to version {run.outdated_by}"
+    )
+    moves = f"agentq runs adopt {run.id} lets it go on with the new code; agentq runs cancel {run.id} ends it; "
+    if scene.fleet.has_version(run.agent, run.agent_version):
+        return Wait("version", what, f"{moves}a running worker has its version, and takes it", run.outdated_at)
+    return Wait("version", what, f"{moves}a worker with the old code takes it", run.outdated_at, run.sweep_at)
 
 
 def _nothing(problem: str, run: RunFacts, call: CallFacts | None = None) -> Wait:

@@ -14,7 +14,7 @@ COMMANDS = {
     "demo": Lazy("agentq.cli.demo:demo", "Show runs that survive a kill -9; needs nothing, not even a key."),
     "worker": Lazy("agentq.cli.worker:worker", "Start the workers: one pool for steps, one for tools."),
     "run": Lazy("agentq.cli.run:run", "Run an agent and print its answer."),
-    "runs": Lazy("agentq.cli.runs:runs", "List, show, retry and cancel runs."),
+    "runs": Lazy("agentq.cli.runs:runs", "List, show, retry, adopt and cancel runs."),
     "why": Lazy("agentq.cli.why:why", "Say what a run waits for, and what would move it."),
     "approvals": Lazy("agentq.cli.approvals:approvals", "Decide on calls that wait for a person."),
     "threads": Lazy("agentq.cli.threads:threads", "Show, cut, copy and delete conversations."),

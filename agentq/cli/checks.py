@@ -16,6 +16,7 @@ from agentq.agent import AgentSpec
 from agentq.cli.options import missing_keys, settings_of
 from agentq.cli.output import count
 from agentq.cli.program import INFRASTRUCTURE, exit_code
+from agentq.cli.stuck import told_of
 from agentq.cli.worker import services
 from agentq.config import Settings, unknown_variables
 from agentq.errors import AgentqError
@@ -23,6 +24,7 @@ from agentq.rabbitmq_queues import knows_priorities
 from agentq.registry import load_agents
 from agentq.storage import migrate, queries
 from agentq.storage.database import Database
+from agentq.storage.outdated import outdated
 from agentq_workers.app import tool_queues
 
 OLDEST_POSTGRES = 15
@@ -93,6 +95,7 @@ def _look_around(site: Site) -> Iterator[Finding]:
         if site.are_agents_known:
             yield from _guarded("agents", _agents, site)
         yield from _guarded("queues", _queues, site)
+        yield from _guarded("held", _held, site)
         yield from _guarded("connections", _connections, site)
 
 
@@ -202,6 +205,11 @@ def _agents(site: Site) -> Sequence[Finding]:
     told = ", ".join(sorted(served or set(site.agents) | set(ever)))
     others = sorted(set(ever) - served) if served else []
     return [Finding("OK", "agents", told + (f"; no running worker has {', '.join(others)}" if others else ""))]
+
+
+def _held(site: Site) -> Sequence[Finding]:
+    with site.database.autocommit() as connection:
+        return [Finding("WARN", "held", *told_of(runs)) for runs in outdated(connection)]
 
 
 def _queues(site: Site) -> Sequence[Finding]:

@@ -8,7 +8,7 @@ from pydantic_core import to_json
 
 from agentq.cli import options, timeline
 from agentq.cli.messages import print_messages
-from agentq.cli.output import age, approval_json, local, paint_status, print_json, print_table
+from agentq.cli.output import age, approval_json, count, local, paint_status, print_json, print_table
 from agentq.cli.run import print_approvals
 from agentq.handle import Handle
 from agentq.run import Run, Status
@@ -16,13 +16,14 @@ from agentq.run import Run, Status
 
 @click.group()
 def runs() -> None:
-    """List, show, retry and cancel runs."""
+    """List, show, retry, adopt and cancel runs."""
 
 
 @runs.command()
 @click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status.")
 @click.option("--agent", help="Only runs of this agent.")
 @options.tags
+@click.option("--outdated", is_flag=True, help="Only those that are held because their agent has changed.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 @click.option("--before", metavar="RUN", help="The page after this one: the last run you have seen.")
 @options.as_json
@@ -49,6 +50,9 @@ def _row(run: Run) -> tuple[Any, ...]:
 def _end(run: Run) -> str | None:
     if run.status == "queued":
         return _wait(run)
+    if run.outdated_at is not None:
+        versions = f"from {run.agent_version} to {run.outdated_by}"
+        return f"held at {run.phase}: agent changed {versions}"
     if run.error is not None:
         return f"{run.error.code}: {run.error.message}"
     return run.stop_reason
@@ -103,6 +107,8 @@ def _print_run(run: Run) -> None:
         "key": _place(run),
         "created": local(run.created_at),
         "finished": local(run.finished_at) if run.finished_at else None,
+        "version": run.agent_version,
+        "held": f"since {local(run.outdated_at)}: agent changed to {run.outdated_by}" if run.outdated_at else None,
         "thread": run.thread_id,
         "parent": run.parent_run_id,
         "tags": " ".join(f"{key}={value}" for key, value in run.tags.items()),
@@ -158,3 +164,19 @@ def retry(given: dict[str, Any], /, *, run_id: str, limits: tuple[tuple[str, flo
     with options.reading_client(given) as client:
         client.handle(run_id).retry(limits=dict(limits))
     click.echo(f"run {run_id} goes on")
+
+
+@runs.command()
+@click.argument("run_ids", nargs=-1, metavar="RUN...")
+@click.option("--agent", help="All runs of this agent that are held so.")
+@click.pass_obj
+def adopt(given: dict[str, Any], /, *, run_ids: tuple[str, ...], agent: str | None) -> None:
+    """Let runs that are held because their agent has changed go on with the new code."""
+    if bool(run_ids) == bool(agent):
+        raise click.UsageError("name the runs, or --agent for all that are held of one")
+    with options.reading_client(given) as client:
+        if agent:
+            click.echo(f"{count(client.adopt(agent), 'run')} of {agent} adopted")
+        for run_id in run_ids:
+            client.handle(run_id).adopt()
+            click.echo(f"run {run_id} goes on with the new code")

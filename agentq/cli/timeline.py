@@ -70,11 +70,17 @@ _WORDS: dict[str, Words] = {
     "step.recovered": lambda data: f"the {data.get('phase')} step goes on: its worker was lost",
     "approval.requested": lambda data: f"{data.get('tool')}  {data.get('call_id')}{_asks(data)}",
     "approval.decided": lambda data: f"{_decision(data)} by {data.get('by')}  {data.get('call_id')}",
+    "agent.changed": lambda data: f"goes on with version {data.get('to')}, was {data.get('from')}",
+    "agent.held": lambda data: f"needs version {data.get('from')}, the code is {data.get('to')}",
+    "agent.adopted": lambda data: f"by {data.get('by')}: goes on with version {data.get('to')}, was {data.get('from')}",
     "run.ended": lambda data: " ".join(str(data[name]) for name in ("status", "reason") if data.get(name)),
 }
 _COLOURS = {
     "step.failed": "red",
     "step.recovered": "magenta",
+    "agent.changed": "yellow",
+    "agent.held": "yellow",
+    "agent.adopted": "yellow",
     "approval.requested": "yellow",
     "approval.decided": "yellow",
     "run.ended": "green",

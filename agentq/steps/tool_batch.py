@@ -287,7 +287,8 @@ def _answer(value: Any) -> tuple[str, tuple[Image | File, ...]] | None:
 
 def _run(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, lease: Lease) -> CallDone:
     tool = agent.tools.get(call.tool)
-    if tool is None:
+    if tool is None or tool.agent is not None:
+        # Taken away since it was asked for, or made an agent's: what runs is never another function.
         return CallDone(unknown_tool(call, agent))
     lease.begin(call.timeout_secs)
     try:
@@ -368,8 +369,9 @@ def hook_ended(call: OpenCall) -> ToolResult:
     return _settled(call, "cancelled", "Not run: a hook ended the run.")
 
 
-def not_run(call: OpenCall) -> ToolResult:
-    return _settled(call, "cancelled", "Not run: the run's time is over.")
+def not_run(call: OpenCall, fatal: ErrorInfo) -> ToolResult:
+    why = "the agent has changed, and the run ends" if fatal.code == "agent_changed" else "the run's time is over"
+    return _settled(call, "cancelled", f"Not run: {why}.")
 
 
 def unknown_tool(call: OpenCall, agent: AgentSpec) -> ToolResult:

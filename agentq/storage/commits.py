@@ -77,6 +77,7 @@ _UPDATE = f"""UPDATE agentq.runs SET
     reply = CASE WHEN :replied THEN event_count + :events ELSE reply END, on_unknown = :on_unknown,
     open_calls = :open_calls, asked_calls = :asked_calls, queue = :queue, timeout_secs = :timeout_secs,
     deadline_at = CASE WHEN NOT :ended THEN {began_at("runs")} + make_interval(secs => :run_secs) END,
+    agent_version = coalesce(:new_version, agent_version), outdated_at = NULL, outdated_by = NULL,
     {", ".join(f"{name} = :{name}" for name in COUNTS)},{{hears}}{{then}}
 FROM bounded
 WHERE id = :run_id AND seq = :old_seq AND lease_token IS NOT DISTINCT FROM :token
@@ -212,6 +213,7 @@ def _run_values(transition: Transition) -> dict[str, Any]:
         "turn": snapshot.turn,
         **of_progress(snapshot.progress),
         "message_count": snapshot.message_count,
+        "new_version": snapshot.new_version,
         "steered": snapshot.steered,
         "heard": snapshot.heard,
         "replied": any(isinstance(message, AssistantMessage) for _, message in transition.messages),
@@ -241,7 +243,9 @@ def _saved_before(connection: Connection, snapshot: Snapshot, token: UUID | None
 
 def _seen(snapshot: Snapshot, row: Row) -> Snapshot:
     """With what others may have written to the run's row meanwhile."""
-    return replace(snapshot, event_count=row.event_count, is_followed=bool(row.followed), steered=row.steered or 0)
+    version = snapshot.new_version or snapshot.agent_version
+    after = replace(snapshot, agent_version=version, new_version=None)
+    return replace(after, event_count=row.event_count, is_followed=bool(row.followed), steered=row.steered or 0)
 
 
 def _call_values(call: OpenCall, result: Any) -> dict[str, Any]:

@@ -38,6 +38,8 @@ _REOPEN = text(f"""
         asked_calls = 0, stop_reason = NULL, output = NULL, error = NULL, finished_at = NULL, cancel_requested = false,
         on_end_at = NULL, held = NULL, attempt = 0, due_at = now(),
         start_at = CASE WHEN held THEN now() ELSE start_at END,
+        -- Who retries a run that ended since its agent changed means the agent as it is.
+        agent_version = CASE WHEN CAST(error AS json) ->> 'code' = 'agent_changed' THEN NULL ELSE agent_version END,
         sweep_at = {FIRST_PATIENCE}, sweep_look_at = {FIRST_PATIENCE},
         lease_look_at = {FIRST_PATIENCE},
         deadline_at = CASE WHEN held THEN now() ELSE {began_at("runs")} END + make_interval(secs => :run_secs)

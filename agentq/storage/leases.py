@@ -1,7 +1,8 @@
 """Leases and what the sweep looks for: renewals, work whose time has come, and who is there to do it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 from uuid import UUID
 
@@ -171,9 +172,10 @@ _HASTEN_CALL = text("""
     WHERE run_id = :run_id AND turn = :turn AND index = :index AND sweep_at > now()
 """)
 _SEEN = text("""
-    INSERT INTO agentq.workers (id, pool, queues, agents)
-    VALUES (:id, :pool, CAST(:queues AS jsonb), CAST(:agents AS jsonb))
-    ON CONFLICT (id) DO UPDATE SET seen_at = now(), queues = excluded.queues, agents = excluded.agents
+    INSERT INTO agentq.workers (id, pool, queues, agents, versions)
+    VALUES (:id, :pool, CAST(:queues AS jsonb), CAST(:agents AS jsonb), CAST(:versions AS jsonb))
+    ON CONFLICT (id) DO UPDATE SET
+        seen_at = now(), queues = excluded.queues, agents = excluded.agents, versions = excluded.versions
 """)
 _KNOW_AGENTS = text("""
     INSERT INTO agentq.agents (name, hears_ends)
@@ -298,10 +300,18 @@ def postpone(connection: Connection, due: Due) -> None:
     connection.execute(statements.get(due.kind, _POSTPONE_RUN), due.ref.__dict__)
 
 
-def seen(connection: Connection, worker: str, *, pool: str, queues: Sequence[str], agents: Sequence[str]) -> None:
-    """Note that a worker is alive, and what it can do."""
+def seen(
+    connection: Connection,
+    worker: str,
+    *,
+    pool: str,
+    queues: Sequence[str],
+    agents: Sequence[str],
+    versions: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Note that a worker is alive, and what it can do: ``versions`` are those of its agents."""
     values = {"id": worker, "pool": pool, "queues": dump(list(queues)), "agents": dump(list(agents))}
-    connection.execute(_SEEN, values)
+    connection.execute(_SEEN, values | {"versions": dump(dict(versions))})
 
 
 def know_agents(connection: Connection, agents: Sequence[str], *, hearing: Sequence[str] = ()) -> None:

@@ -15,16 +15,20 @@ from agentq.storage.sql import Connection, text
 _COLUMNS = f"""id, agent, status, phase, seq, turn, attempt, created_at, {journal.updated_at("runs")} AS updated_at,
     thread_id, parent_run_id, tags, finished_at, due_at, lease_until, worker, cancel_requested, stop_reason, output,
     error, start_at, priority, concurrency_key, concurrency_limit, has_place, held,
+    agent_version, outdated_at, outdated_by,
     {", ".join(COUNTS)}"""
 _RUN = text(f"SELECT {_COLUMNS} FROM agentq.runs WHERE id = :run_id")
 _STATUS = text(f"SELECT {tree.STATUS} AS status FROM agentq.runs WHERE id = :run_id")
-_LIST = text(f"""
+_LIST = f"""
     SELECT {_COLUMNS} FROM agentq.runs
     WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:agent AS text) IS NULL OR agent = :agent)
-        AND (CAST(:tags AS jsonb) IS NULL OR tags @> CAST(:tags AS jsonb) AND tags <> '{{}}')
-        AND (CAST(:before AS text) IS NULL OR id < :before)
+        AND (CAST(:tags AS jsonb) IS NULL OR tags @> CAST(:tags AS jsonb) AND tags <> '{{{{}}}}')
+        AND (CAST(:before AS text) IS NULL OR id < :before){{more}}
     ORDER BY id DESC LIMIT :limit  -- which is by age, see agentq/ids.py
-""")
+"""
+_LIST_ALL = text(_LIST.format(more=""))
+# Apart, for the index of those.
+_LIST_OUTDATED = text(_LIST.format(more=" AND outdated_at IS NOT NULL"))
 _MESSAGES = text(f"SELECT messages FROM agentq.journal j WHERE {journal.IS_OF_RUN} AND messages IS NOT NULL")
 _APPROVALS = """
     {tree}
@@ -41,7 +45,7 @@ _APPROVALS_BELOW = text(
     _APPROVALS.format(tree=f"WITH RECURSIVE {tree.BELOW}", which="run_id IN (SELECT id FROM below)")
 )
 _WORKERS = text("""
-    SELECT id, pool, queues, agents, started_at, seen_at FROM agentq.workers
+    SELECT id, pool, queues, agents, started_at, seen_at, versions FROM agentq.workers
     WHERE seen_at > now() - make_interval(secs => :alive_secs) ORDER BY id
 """)
 
@@ -64,7 +68,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker process that was heard of lately."""
+    """A worker process that was heard of lately; ``versions`` are those of its agents, by name."""
 
     id: str
     pool: str
@@ -72,6 +76,7 @@ class Worker:
     agents: tuple[str, ...]
     started_at: datetime
     seen_at: datetime
+    versions: Mapping[str, str]
 
 
 def run(connection: Connection, run_id: str) -> Run:
@@ -107,12 +112,13 @@ def runs(
     status: Status | None = None,
     agent: str | None = None,
     tags: Mapping[str, str] | None = None,
+    outdated: bool = False,
     before: str | None = None,
     limit: int = 50,
 ) -> list[Run]:
     """The newest runs first; ``before`` is the last id of the page already seen."""
     values = {"status": status, "agent": agent, "tags": dump(tags) if tags else None, "before": before, "limit": limit}
-    return [to_run(row) for row in connection.execute(_LIST, values)]
+    return [to_run(row) for row in connection.execute(_LIST_OUTDATED if outdated else _LIST_ALL, values)]
 
 
 def messages(connection: Connection, run_id: str) -> tuple[Message, ...]:
@@ -135,7 +141,7 @@ def approvals(
 
 def workers(connection: Connection, *, alive_secs: float = 45.0) -> list[Worker]:
     return [
-        Worker(row.id, row.pool, tuple(row.queues), tuple(row.agents), row.started_at, row.seen_at)
+        Worker(row.id, row.pool, tuple(row.queues), tuple(row.agents), row.started_at, row.seen_at, row.versions)
         for row in connection.execute(_WORKERS, {"alive_secs": alive_secs})
     ]
 

@@ -20,7 +20,8 @@ _USAGE = tuple(Usage.model_fields)
 COUNTS = ("model_calls", "tool_calls", *_USAGE)
 _SNAPSHOT = (
     "id, agent, status, phase, seq, turn, depth, progress, context, message_count, event_count, "
-    f"cancel_requested, thread_id, priority, concurrency_key, has_place, followed, steered, heard, {', '.join(COUNTS)}"
+    f"cancel_requested, thread_id, priority, concurrency_key, has_place, followed, steered, heard, "
+    f"agent_version, {', '.join(COUNTS)}"
 )
 
 
@@ -108,6 +109,7 @@ def to_snapshot(row: Row, calls: tuple[OpenCall, ...] = ()) -> Snapshot:
         is_followed=bool(row.followed),
         steered=row.steered or 0,
         heard=row.heard or 0,
+        agent_version=row.agent_version,
     )
     # A step that runs its only call itself counts the attempts for it.
     return snapshot.begin() if row.attempt > 0 else snapshot
@@ -222,4 +224,7 @@ def to_run(row: Row, text: str | None = None) -> Run:
         concurrency_limit=row.concurrency_limit,
         has_place=row.has_place,
         is_held=bool(row.held),
+        agent_version=row.agent_version,
+        outdated_at=row.outdated_at,
+        outdated_by=row.outdated_by,
     )

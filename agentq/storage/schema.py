@@ -110,6 +110,11 @@ runs = Table(
     Column("has_place", Boolean),
     # When the sweep tells the hooks of a run that has ended; NULL where they have heard, or there are none.
     Column("on_end_at", _TIME),
+    # See agentq/storage/outdated.py: the version of its agent that it goes on with; since when no worker that has come
+    # by goes on with that, and which version the last of these had.
+    Column("agent_version", Text),
+    Column("outdated_at", _TIME),
+    Column("outdated_by", Text),
     # On a busy thread, see storage/threads.py: true for a run that waits for those before it, or ended while it did;
     # whether another one waits for this; how many messages were sent into it, and how many of them it has taken up.
     Column("held", Boolean),
@@ -137,6 +142,7 @@ runs = Table(
     Index("runs_parent", "parent_run_id", postgresql_where=text("parent_run_id IS NOT NULL")),
     Index("runs_at_work", "concurrency_key", postgresql_where=text("has_place")),
     Index("runs_in_line", "concurrency_key", "priority", "number", postgresql_where=text("NOT has_place")),
+    Index("runs_outdated", "agent", "id", postgresql_where=text("outdated_at IS NOT NULL")),
     Index("runs_held", "thread_id", "thread_position", postgresql_where=text("held AND finished_at IS NULL")),
     Index("runs_tags", "tags", postgresql_using="gin", postgresql_where=text("tags <> '{}'::jsonb")),
 )
@@ -268,6 +274,8 @@ workers = Table(
     Column("agents", JSONB, nullable=False),
     Column("started_at", _TIME, nullable=False, server_default=_NOW),
     Column("seen_at", _TIME, nullable=False, server_default=_NOW),
+    # Of its agents, by name.
+    Column("versions", JSONB, nullable=False, server_default=text("'{}'")),
 )
 
 # Every agent a worker ever had: producers that do not import the agents check names against it.

@@ -20,7 +20,8 @@ _STUCK = text(f"""
             {updated_at("runs")} AS updated_at, concurrency_key, has_place, held, thread_id
         FROM agentq.runs
         WHERE status NOT IN ('completed', 'failed', 'cancelled') AND lease_until IS NULL
-            AND NOT (status <> 'waiting' AND lease_token IS NULL AND due_at IS NOT NULL AND sweep_at IS NOT NULL)
+            AND NOT (status <> 'waiting' AND lease_token IS NULL AND due_at IS NOT NULL
+                AND (sweep_at IS NOT NULL OR outdated_at IS NOT NULL))
     ), found AS (
         SELECT r.*, c.is_endless, CASE
             WHEN r.lease_token IS NOT NULL THEN 'endless_lease'

@@ -51,6 +51,7 @@ class Sweeper:
             hearing = [name for name, agent in agents.items() if agent.hears_ends]
             leases.know_agents(connection, sorted(agents), hearing=hearing)
         self._say_alive()
+        recovery.wake_outdated(self._runtime.sweeping, is_new=True)
         self._alive = self._children()
         self._thread.start()
 
@@ -86,6 +87,7 @@ class Sweeper:
                 if time.monotonic() - seen > SEEN_SECS:
                     recovery.let_in_all(self._runtime.sweeping)
                     self._say_alive()
+                    recovery.wake_outdated(self._runtime.sweeping)
                     seen = time.monotonic()
                 if self._runtime.settings.keep_days is not None and time.monotonic() > purged + PURGE_SECS:
                     # It may take long, and nobody waits for it.
@@ -134,4 +136,8 @@ class Sweeper:
         if self._is_leaving:
             return
         with runtime.database.autocommit() as connection:
-            leases.seen(connection, runtime.name, pool=self._pool, queues=self._queues, agents=sorted(runtime.agents))
+            versions = {name: agent.version for name, agent in sorted(runtime.agents.items())}
+            queues = self._queues
+            leases.seen(
+                connection, runtime.name, pool=self._pool, queues=queues, agents=sorted(versions), versions=versions
+            )
