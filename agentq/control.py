@@ -281,21 +281,19 @@ class Control:
         return True
 
     def _let_follow(self, thread_id: str) -> list[WakeUp]:
-        wake_ups: list[WakeUp] = []
         with self.services.database.transaction() as connection:
             threads.lock(connection, thread_id, soon=True)
             waiting = threads.open_runs(connection, thread_id)
-            if len(waiting) > 1 and not waiting[0].is_held:
-                # Those that are held may have been known to no other than the run that has ended, as a message of the
-                # caller's transaction that was cancelled before a sweep has looked at it.
-                if threads.follow(connection, waiting[0].id):
-                    return []
-                waiting = waiting[1:]
-            if waiting and waiting[0].is_held:
-                patience = self.services.patience_secs
-                run, wake_up = threads.release(connection, waiting[0].id, patience_secs=patience)
-                wake_ups = self.saver.in_line(connection, run, [wake_up]) if wake_up else []
-        return wake_ups
+            # Those that are held may have been known to no other than the run that has ended, as a message of the
+            # caller's transaction that was cancelled before a sweep has looked at it.
+            if len(waiting) > 1 and not waiting[0].is_held and threads.follow(connection, waiting[0].id):
+                return []
+            for held in [run for run in waiting if run.is_held]:
+                released = threads.release(connection, held.id, patience_secs=self.services.patience_secs)
+                if released is not None:
+                    run, wake_up = released
+                    return self.saver.in_line(connection, run, [wake_up]) if wake_up else []
+        return []
 
     def look_behind(self, run_id: str) -> None:
         """For the sweep: a run that the caller's transaction has put behind another one, which does not know it yet."""

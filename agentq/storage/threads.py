@@ -91,7 +91,7 @@ _RELEASE = text(f"""
         lease_look_at = {FIRST_PATIENCE},
         deadline_at = {_STARTS} + make_interval(
             secs => CAST(CAST(progress AS json) #>> '{{limit_overrides,run_secs}}' AS float))
-    WHERE id = :run_id
+    WHERE id = :run_id AND held AND finished_at IS NULL
     RETURNING {SNAPSHOT_COLUMNS}, start_at > now() AS is_for_later, queue
 """)
 # What was copied from another thread comes before the runs; of a run that was cut, only its first messages are left.
@@ -247,9 +247,11 @@ def standing(connection: Connection) -> list[str]:
     return connection.execute(_STANDING, {}).scalars()
 
 
-def release(connection: Connection, run_id: str, *, patience_secs: float) -> tuple[Snapshot, StepMessage | None]:
-    """Let a held run begin; the answer is the run, and its wake-up where it is not for later."""
-    row = connection.execute(_RELEASE, {"run_id": run_id, "patience_secs": patience_secs}).one()
+def release(connection: Connection, run_id: str, *, patience_secs: float) -> tuple[Snapshot, StepMessage | None] | None:
+    """Let a held run begin; the answer is the run, and its wake-up where it is not for later. None: it has ended."""
+    row = connection.execute(_RELEASE, {"run_id": run_id, "patience_secs": patience_secs}).first()
+    if row is None:
+        return None
     wake_up = StepMessage(row.id, row.seq, row.queue, priority=row.priority)
     return to_snapshot(row), None if row.is_for_later else wake_up
 

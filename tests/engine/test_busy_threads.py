@@ -284,6 +284,27 @@ class _Meanwhile:
         return was_hit
 
 
+def test_a_message_that_is_cancelled_at_the_moment_of_its_turn_begins_or_leaves_it_to_the_next(
+    observed: ObservedDatabase,
+) -> None:
+    at, was_hit = 0, True
+    while was_hit:
+        desk = Desk(observed)
+        options: dict[str, Any] = {"thread": f"t{at}", "on_busy": "enqueue", "limits": {"run_secs": 60}}
+        first, second, third = (desk.say(f"m{n}", **options) for n in range(3))
+        meanwhile = _Meanwhile(observed, at, second.cancel)
+        desk.work_at(first)
+        was_hit = meanwhile.end()
+        second.cancel()
+        desk.settle()
+        assert [handle.status() for handle in (first, second, third)] == ["completed", "cancelled", "completed"], at
+        with observed.autocommit() as connection:
+            left = "select 1 from agentq.runs where coalesce(deadline_at, sweep_at, lease_look_at) is not null"
+            assert connection.execute(left).all() == [], at
+        at += 1
+    assert at > 10
+
+
 def test_a_rewind_of_a_message_that_waits_leaves_what_the_run_before_it_says_meanwhile(
     observed: ObservedDatabase,
 ) -> None:
