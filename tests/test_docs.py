@@ -43,7 +43,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_is_one(page: Path) -> None:
-    for word in re.findall(r"^\$ agentq ([a-z]+)|`agentq ([a-z]+)", page.read_text(), flags=re.MULTILINE):
+    for word in re.findall(r"^\$ agentq ([a-z-]+)|`agentq ([a-z-]+)", page.read_text(), flags=re.MULTILINE):
         assert (word[0] or word[1]) in COMMANDS, word
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import pytest
@@ -57,12 +58,12 @@ def acts(number: int) -> list[Call]:
 Make = Callable[..., list[Agent]]
 
 
-def plain(*steps: Any, at_first: tuple[Fault, ...] = (), **more: Any) -> Make:
-    """The agent as each code has it: the same but for its instructions. The old one's model fails ``at_first``."""
+def plain(*steps: Any, fault: Any = None, **more: Any) -> Make:
+    """The agent as each code has it: the same but for its instructions. The old one's model fails first."""
 
     def make(code: Code, on_change: OnChange = "continue", **changes: Any) -> list[Agent]:
         tools = [act(code), hand_over(code)]
-        said = at_first if code == "old" else ()
+        said = [Fault(fault, retry_after=60)] if fault and code == "old" else []
         definition = {"instructions": f"in {code} words", "tools": tools, **more, **changes}
         return [Agent("test", model=Scripted([*said, *steps, "done"]), on_change=on_change, **definition)]
 
@@ -218,7 +219,7 @@ MOMENTS = (
     Moment(in_a_batch, plain(acts(3)), before=(0,), after=(1, 2)),
     Moment(approved, plain(acts(1), approve=["act"]), after=(0,)),
     Moment(completed_outside, plain(Call("hand_over", {"n": 7}, id="call_0")), before=(7,), phase="recall"),
-    Moment(in_a_backoff, plain(at_first=(Fault("overloaded", retry_after=60),)), phase="model"),
+    Moment(in_a_backoff, plain(fault="overloaded"), phase="model"),
     Moment(in_a_sub_agent, with_helper(acts(1)), after=(0,)),
 )
 moments = pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.reach.__name__)
@@ -461,7 +462,7 @@ def test_the_longer_nobody_takes_it_the_more_seldom_it_is_announced(database: Da
         gaps.append(float(gap))
         deploy.new.sweep()
     assert gaps[0] < 1.5
-    assert gaps == sorted(gaps)
+    assert all(later > earlier - 0.5 for earlier, later in pairwise(gaps))
     assert 55 < gaps[-1] <= 60
     # It is told of once.
     assert [kind for kind, _ in events(deploy.it, *CHANGES)] == ["agent.held"]
@@ -666,7 +667,7 @@ def test_who_retries_such_a_run_means_the_agent_as_it_is(database: Database) -> 
 
 
 def test_a_run_that_failed_for_another_reason_is_retried_with_its_version(database: Database) -> None:
-    deploy = Deploy(database, plain(at_first=(Fault("quota_exceeded"),)))
+    deploy = Deploy(database, plain(fault="quota_exceeded"))
     deploy.enqueue()
     deploy.old.work()
     assert deploy.handle.status() == "failed"
