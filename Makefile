@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-crash test-matrix test-machine test-faults test-pgbouncer chaos bench check fmt wheel clean
+.PHONY: help setup demo test test-crash test-matrix test-machine test-faults test-pgbouncer chaos scenarios bench check fmt wheel clean
 
 BIN := .venv/bin
 # The newest Python of at least 3.11 that can make a virtual environment.
@@ -54,6 +54,10 @@ test-matrix: setup ## Kill real workers at every point of a run in every way, wi
 MINUTES ?= 15
 chaos: setup ## Kill workers, broker and database under load, at random, for MINUTES=15, and audit what is left
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(filter 15,$(MINUTES)),--report docs/reliability.md) $(ARGS)
+
+# The moments of the kills are those of the seed that is printed: make scenarios ARGS="--seed 123"
+scenarios: setup ## Approvals, threads, hooks, sub-agents, typed answers: 60 scenarios, a worker killed in each (ten minutes)
+	@$(BIN)/python -m tests.scenarios $(ARGS)
 
 # A failure is found again with the seed that is printed: make test-machine SEED=123
 SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
