@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-crash test-matrix test-machine test-faults test-pgbouncer chaos scenarios bench check fmt wheel clean
+.PHONY: help setup demo test test-crash test-matrix test-machine test-faults test-pgbouncer chaos scenarios bench bench-waiting check fmt wheel clean
 
 BIN := .venv/bin
 # The newest Python of at least 3.11 that can make a virtual environment.
@@ -69,6 +69,9 @@ test-machine: setup ## Let everything happen to runs in random orders, for some 
 WORK ?=
 bench: setup ## Measure agentq beside what the machine can do at best (under 15 minutes; one work: WORK=w1)
 	@$(BIN)/python -m benchmarks $(WORK) $(if $(WORK)$(ARGS),,--report docs/performance.md) $(ARGS)
+
+bench-waiting: setup ## Measure what ten thousand threads cost that wait for a person, and how soon a decided one goes on
+	@$(BIN)/python -m benchmarks.waiting $(ARGS)
 
 check: setup ## Check format, lint, types and the layers of the architecture
 	$(BIN)/ruff format --check

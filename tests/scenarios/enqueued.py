@@ -1,6 +1,7 @@
 """What a run is enqueued with: the caller's transaction, keys, due times, priorities, so many at once, in bulk."""
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 
 import pytest
 import sqlalchemy
@@ -114,7 +115,8 @@ def _most_at_once(scene: Scene) -> int:
             [[handle.id for handle in scene.handles]],
         ).fetchall()
     # At the same moment one that ends makes place for one that begins.
-    changes = sorted([(row[1], -1) for row in rows] + [(row[0], 1) for row in rows], key=str)
+    changes: list[tuple[datetime, int]] = [(row[1], -1) for row in rows] + [(row[0], 1) for row in rows]  # type: ignore[misc]
+    changes.sort()
     now = most = 0
     for _, change in changes:
         now += change
