@@ -6,13 +6,12 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from agentq.errors import ApprovalNotPendingError, ConfigError
-from agentq.intake import let_begin, tell_after_commit
+from agentq.intake import let_begin, tell_after_commit, write_one
 from agentq.link import Link
 from agentq.messages import UserMessage
-from agentq.services import patience_secs
-from agentq.storage import callers, enqueue, inbox, queries, threads
+from agentq.storage import blobs, callers, enqueue, inbox, queries, threads
 from agentq.storage.callers import Callers
-from agentq.storage.enqueue import NewRun
+from agentq.storage.enqueue import NewRun, Start
 from agentq.storage.sql import Connection
 from agentq.storage.threads import OpenRun
 
@@ -62,7 +61,7 @@ def take_on_thread(link: Link, new: NewRun, when: WhenBusy, connection: Any = No
     """
     if connection is not None:
         theirs = callers.of(connection, link.database)
-        theirs.check()
+        theirs.check(has_media=bool(new.media))
         return _in_theirs(link, theirs, new, when)
     for _ in range(_TRIES):
         try:
@@ -82,13 +81,8 @@ def _in_theirs(link: Link, theirs: Callers, new: NewRun, when: WhenBusy) -> str:
         is_waiting = bool(open_runs) and open_runs[0].status == "waiting"
         if open_runs and not (when.on_waiting == "hold" if is_waiting else when.on_busy == "enqueue"):
             raise threads.busy(thread_id, open_runs[0], is_waiting=is_waiting)
-        run_id = enqueue.insert(
-            theirs,
-            new,
-            patience_secs=patience_secs(link.settings.lease_secs),
-            start="behind" if open_runs else "guest",
-            position=threads.next_position(theirs, thread_id),
-        )
+        start: Start = "behind" if open_runs else "guest"
+        run_id = write_one(link, theirs, new, start, position=threads.next_position(theirs, thread_id))
     if not open_runs:
         tell_after_commit(link, theirs, [new], [run_id])
     return run_id
@@ -136,8 +130,11 @@ class _Message:
     def _join(self, connection: Connection, run_id: str, *, denies: bool) -> bool:
         """Send the message into the run; False where that has ended meanwhile, or is about to."""
         new, control = self._new, self._control
-        if not inbox.put(connection, run_id, UserMessage(text=new.text), key=new.idempotency_key):
+        message = UserMessage(text=new.text, media=new.media)
+        blobs.put(connection, new.media)
+        if not inbox.put(connection, run_id, message, key=new.idempotency_key):
             return False
+        blobs.refer(connection, ("run_id", run_id, new.media))
         if denies:
             for after, wake_ups in control.deny(connection, run_id, _DENIED, decided_by=_BY_A_MESSAGE):
                 self._afterwards.append(partial(control.saver.send, wake_ups))
@@ -147,13 +144,9 @@ class _Message:
     def _insert(self, connection: Connection, open_runs: Sequence[OpenRun]) -> str:
         # Those that have ended since they were read do not hold it up.
         is_behind = any(threads.follow(connection, run.id) for run in reversed(open_runs))
-        run_id = enqueue.insert(
-            connection,
-            self._new,
-            patience_secs=self._control.services.patience_secs,
-            start="held" if is_behind else self._new.start,
-            position=threads.next_position(connection, self._thread_id),
-        )
+        start: Start = "held" if is_behind else self._new.start
+        position = threads.next_position(connection, self._thread_id)
+        run_id = write_one(self._link, connection, self._new, start, position=position)
         if not is_behind:
             wake_ups = let_begin(self._link, connection, [self._new], [run_id])
             self._afterwards.append(partial(self._control.saver.send, wake_ups))

@@ -13,7 +13,7 @@ from agentq.control import Control
 from agentq.errors import AgentqError, ConfigError, ConnectionLost, ErrorInfo, LeaseLost, UnavailableError
 from agentq.heartbeat import Lease
 from agentq.limits import MAX_ATTEMPTS
-from agentq.messages import ToolResult
+from agentq.messages import ToolResult, media_of
 from agentq.outcomes import Asked, BatchOpened, CallsFinished, Failed, Transition
 from agentq.reached import out_of_time
 from agentq.run import OpenCall, Snapshot
@@ -226,6 +226,8 @@ class Engine(Control):
         committed, wake_ups = self.saver.commit(claim.token, transition, event, done.questions, stays=stays)
         self.services.probe("committed", snapshot.phase)
         self.services.transcripts.add(committed, transition.messages, events=1 + len(more_events(transition)))
+        for _, message in transition.messages:
+            self.services.blobs.add(media_of(message))
         self.saver.send(wake_ups)
         self.services.probe("announced", snapshot.phase)
         where = committed.status if committed.status != "running" else committed.phase

@@ -8,6 +8,7 @@ from typing import Any, TypedDict, Unpack
 from agentq.agent import AgentSpec
 from agentq.busy import OnBusy, OnWaiting
 from agentq.client import Client
+from agentq.content import Content
 from agentq.errors import ConfigError
 from agentq.handle import Handle
 from agentq.history import Rewound
@@ -64,7 +65,12 @@ class Agent(AgentSpec):
             raise ConfigError(f"agent {self.name!r}: {error}") from error
 
     def enqueue(
-        self, text: str, *, client: Client | None = None, thread: str | None = None, **options: Unpack[EnqueueOptions]
+        self,
+        text: Content,
+        *,
+        client: Client | None = None,
+        thread: str | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> Handle:
         """Store a run and wake a worker; options and errors as of ``Client.enqueue``."""
         client = client or default_client()
@@ -73,7 +79,7 @@ class Agent(AgentSpec):
 
     def run(
         self,
-        text: str,
+        text: Content,
         *,
         timeout: float | None = None,
         client: Client | None = None,
@@ -99,13 +105,13 @@ class Thread:
     def __repr__(self) -> str:
         return f"Thread({self.id!r}, {self.agent!r})"
 
-    def enqueue(self, text: str, *, client: Client | None = None, **options: Unpack[EnqueueOptions]) -> Handle:
+    def enqueue(self, text: Content, *, client: Client | None = None, **options: Unpack[EnqueueOptions]) -> Handle:
         """As ``Agent.enqueue``; ``on_busy`` and ``on_waiting`` say what it does while another run is at work."""
         return self.agent.enqueue(text, client=client, thread=self.id, **options)
 
     def send(
         self,
-        text: str,
+        text: Content,
         *,
         timeout: float | None = None,
         client: Client | None = None,

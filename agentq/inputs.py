@@ -8,7 +8,8 @@ from math import isfinite
 from typing import Any, TypedDict
 
 from agentq.agent import make_limits
-from agentq.errors import ConfigError
+from agentq.content import File, Image, check_together, joined
+from agentq.errors import ConfigError, ContentError
 from agentq.limits import LONGEST_SECS, Limits
 from agentq.results import to_json
 from agentq.text import clean, cut
@@ -17,6 +18,37 @@ from agentq.wire import RANKS
 MAX_KEY_CHARS = 200
 MAX_PLACES = 1_000_000
 MAX_REASON_CHARS = 4_000
+
+
+class Said(TypedDict):
+    """The message of a run: its text, and the images and files with their places in it."""
+
+    text: str
+    media: tuple[Image | File, ...]
+
+
+def checked_message(given: object) -> Said:
+    """A text, or parts: texts, images and files. Raises ConfigError, or ContentError that names the part."""
+    if isinstance(given, str):
+        return {"text": checked_text(given), "media": ()}
+    if isinstance(given, Image | File):
+        given = [given]
+    if not isinstance(given, list | tuple):
+        raise ConfigError(f"a run needs a message: a text, or a list of texts, images and files, not {_named(given)}")
+    for number, part in enumerate(given, 1):
+        if not isinstance(part, str | Image | File):
+            problem = f"part {number} of the message is a text, an Image or a File, not {_named(part)}"
+            raise ContentError(problem, part=number, problem="wrong_type")
+    text, media = joined(given)
+    if not media:
+        return {"text": checked_text(text), "media": ()}
+    check_together(media, "the message")
+    return {"text": text, "media": media}
+
+
+def _named(value: object) -> str:
+    """Its type: bytes need not be seen."""
+    return f"a value of type {type(value).__name__}"
 
 
 def checked_text(text: object) -> str:

@@ -1,15 +1,16 @@
 """Stored conversations: read them, cut them back, copy them, delete them; the messages come from runs of agents."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from agentq.errors import ConfigError, RunNotFoundError
+from agentq.errors import ConfigError, RunNotFoundError, UnavailableError
 from agentq.handle import Handle
 from agentq.history import Effect, Rewound, border, effects
 from agentq.inputs import checked_thread
 from agentq.link import Link
-from agentq.messages import Message
-from agentq.storage import threads
+from agentq.messages import Message, media_of
+from agentq.storage import blobs, threads
 from agentq.storage.threads import Said
 
 
@@ -65,8 +66,11 @@ class StoredThread:
             threads.lock(connection, self.id)
             said = threads.said(connection, self.id)
             kept = said[: self._border(said, len(said) if at is None else at)]
+            media = [one for each in kept for one in media_of(each.message)]
+            blobs.put(connection, media)
             if not threads.fork(connection, other.id, kept):
                 raise ConfigError(f"there is a thread {other.id!r} already; choose another name, or delete it")
+            blobs.refer(connection, ("thread_id", other.id, media))
         return other
 
     def retry(self, *, limits: Mapping[str, Any] | None = None) -> Handle:
@@ -87,7 +91,11 @@ class StoredThread:
         with self.client.database.transaction() as connection:
             threads.lock(connection, self.id)
             threads.check_idle(connection, self.id)
-            return threads.delete(connection, [self.id])
+            deleted = threads.delete(connection, [self.id])
+        with suppress(UnavailableError):
+            # Left to the next one who deletes something.
+            blobs.delete_unreferenced(self.client.database)
+        return deleted
 
     def _border(self, said: list[Said], to: int) -> int:
         try:

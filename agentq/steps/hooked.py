@@ -12,11 +12,11 @@ from agentq import aside
 from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
 from agentq.context import RunContext
-from agentq.errors import ErrorInfo
+from agentq.errors import ContentError, ErrorInfo
 from agentq.hooks import EndRun, ModelView, Moment
 from agentq.limits import MAX_HOOKS_SECS
 from agentq.messages import AssistantMessage, Reasoning, ToolCall, ToolMessage, ToolResult, UserMessage
-from agentq.results import to_json, to_text
+from agentq.results import check_media, to_json, to_text
 from agentq.steps.base import guarded
 from agentq.steps.plan import needs_person
 from agentq.text import clean
@@ -224,5 +224,15 @@ def _same_call(result: ToolResult, answer: Any) -> ToolResult:
 
 def _changed_result(call_id: str, name: str, answer: ToolResult) -> ToolResult:
     """The hook's words as the result of this call, as a tool's would be: cut, and never empty."""
-    own = {"call_id": call_id, "name": name, "text": to_text(str(answer.text))}
-    return ToolResult.model_validate(answer.model_dump(warnings=False) | own)
+    text = to_text(str(answer.text))
+    own = {"call_id": call_id, "name": name, "text": text, "media": ()}
+    made = ToolResult.model_validate(answer.model_dump(exclude={"media"}, warnings=False) | own)
+    if not answer.media:
+        return made
+    try:
+        check_media(answer.media)
+    except (ContentError, AttributeError, TypeError) as error:
+        raise RefusedError("it returned media that are no images and files with their bytes") from error
+    # A shorter text has no room for their old places.
+    media = tuple(one.placed(min(one.at, len(text))) for one in answer.media)
+    return made.model_copy(update={"media": media})

@@ -10,6 +10,7 @@ from uuid import UUID
 from agentq.agent import AgentSpec
 from agentq.approvals import Deferred, NeedsApproval
 from agentq.arguments import ArgumentsError
+from agentq.content import File, Image
 from agentq.context import RunContext
 from agentq.errors import ErrorInfo, ToolError
 from agentq.heartbeat import Lease
@@ -18,7 +19,7 @@ from agentq.invoke import ToolCancelledError, ToolTimeoutError, invoke
 from agentq.limits import MAX_HOOKS_SECS
 from agentq.messages import ToolCall, ToolResult
 from agentq.outcomes import CallsFinished, HookEnded
-from agentq.results import to_text
+from agentq.results import to_content
 from agentq.run import OpenCall, Snapshot
 from agentq.services import Services
 from agentq.steps.base import context, is_stopped
@@ -134,8 +135,9 @@ def tell_of_edit(result: ToolResult, edited: str | None) -> ToolResult:
     """The result of a call that ran with the arguments ``edited`` by a person, so that the model knows of them."""
     if edited is None:
         return result
-    note = f"A person changed the arguments to {cut(edited, _MESSAGE_CHARS)} before it ran."
-    return result.model_copy(update={"text": f"{note}\n{result.text}"})
+    note = f"A person changed the arguments to {cut(edited, _MESSAGE_CHARS)} before it ran.\n"
+    media = tuple(one.placed(len(note) + one.at) for one in result.media)
+    return result.model_copy(update={"text": note + result.text, "media": media})
 
 
 def _question(sent: ToolCall, need: NeedsApproval, agent: AgentSpec) -> Question:
@@ -250,14 +252,15 @@ def _probe(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, l
         return CallDone(interrupted(call), probe=f"failed with {what}")
     if answer is None:
         return CallDone(interrupted(call), probe=NOT_HAPPENED)
-    return CallDone(ToolResult(call_id=asked.id, name=asked.name, text=answer), probe="happened")
+    text, media = answer
+    return CallDone(ToolResult(call_id=asked.id, name=asked.name, text=text, media=media), probe="happened")
 
 
-def _answer(value: Any) -> str | None:
+def _answer(value: Any) -> tuple[str, tuple[Image | File, ...]] | None:
     if isinstance(value, NotHappened):
         return None
     if isinstance(value, Happened):
-        return to_text(value.result)
+        return to_content(value.result)
     raise TypeError(f"it returned {type(value).__name__}, not Happened(...) or NotHappened()")
 
 
@@ -301,8 +304,10 @@ def _waiting(
 
 def _success(asked: ToolCall, tool: Tool, call: OpenCall, ctx: RunContext, lease: Lease) -> ToolResult:
     arguments = tool.bind(tool.parameters.parse(asked.arguments), ctx)
-    text = invoke(tool.function, arguments, to_text, timeout_secs=call.timeout_secs, is_cancelled=lease.is_cancelled)
-    return ToolResult(call_id=asked.id, name=asked.name, text=text)
+    text, media = invoke(
+        tool.function, arguments, to_content, timeout_secs=call.timeout_secs, is_cancelled=lease.is_cancelled
+    )
+    return ToolResult(call_id=asked.id, name=asked.name, text=text, media=media)
 
 
 def _failed(asked: ToolCall, agent: AgentSpec, error: BaseException) -> CallDone:

@@ -36,14 +36,15 @@ def awaited(held: str) -> str:
 _ENTER = "INSERT INTO agentq.threads (id) SELECT CAST(:id AS text) {from_bounded} ON CONFLICT DO NOTHING"
 _ENTER_OURS = text(f"WITH {BOUNDED} {_ENTER.format(from_bounded='FROM bounded')}")
 _ENTER_THEIRS = text(_ENTER.format(from_bounded=""))
-_LOCK = text(f"WITH {BOUNDED} SELECT id FROM bounded, agentq.threads WHERE id = :id FOR UPDATE OF threads")
+# No stronger than that: a transaction that changes a run of the thread twice looks whether the thread is there.
+_LOCK = text(f"WITH {BOUNDED} SELECT id FROM bounded, agentq.threads WHERE id = :id FOR NO KEY UPDATE OF threads")
 # For who has other things to do.
 _LOCK_SOON = text("""
     WITH bounded AS MATERIALIZED (SELECT set_config('idle_in_transaction_session_timeout', '8000', true),
                                          set_config('lock_timeout', '500', true))
-    SELECT id FROM bounded, agentq.threads WHERE id = :id FOR UPDATE OF threads
+    SELECT id FROM bounded, agentq.threads WHERE id = :id FOR NO KEY UPDATE OF threads
 """)
-_LOCK_THEIRS = text("SELECT id FROM agentq.threads WHERE id = :id FOR UPDATE")
+_LOCK_THEIRS = text("SELECT id FROM agentq.threads WHERE id = :id FOR NO KEY UPDATE")
 _NEXT_POSITION = text("""
     SELECT thread_position + 1 FROM agentq.runs WHERE thread_id = :id ORDER BY thread_position DESC LIMIT 1
 """)

@@ -38,6 +38,8 @@ CODES = {
     "ThreadNotFoundError": "thread_not_found",
     "LeaseLost": "lease_lost",
     "ToolError": "tool_error",
+    "ContentError": "content_invalid",
+    "ContentMissingError": "content_missing",
 }
 PROVIDER_CODES = {
     "provider_rate_limited": True,
@@ -50,6 +52,7 @@ PROVIDER_CODES = {
     "provider_model_not_found": False,
     "provider_context_too_long": False,
     "provider_content_filtered": False,
+    "provider_content_unsupported": False,
     "provider_bad_call": True,
     "provider_reply_invalid": True,
 }

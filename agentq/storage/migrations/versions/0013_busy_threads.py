@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0013"
-down_revision = "0010"
+down_revision = "0011"
 
 STATEMENTS = (
     # It changes nothing of a row. Who uses the table is not made to wait behind us for those before us.
