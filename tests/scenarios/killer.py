@@ -1,0 +1,137 @@
+"""kill -9 of the worker that is where the moment says, and what that worker had in hand."""
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.scenarios.crew import Crew
+from tests.scenarios.scenario import TOLD, Moment
+from tests.scenarios.stage import PIPE
+
+# Somebody who was told of a run takes it up within this, or nobody does.
+CLAIM_SECS = 1.5
+
+_HOLDER = """SELECT worker FROM agentq.runs WHERE id = ANY(%(runs)s) AND lease_token IS NOT NULL
+    UNION ALL SELECT worker FROM agentq.tool_calls WHERE run_id = ANY(%(runs)s) AND lease_token IS NOT NULL"""
+_HELD = r"""SELECT 'run', id, phase FROM agentq.runs WHERE lease_token IS NOT NULL AND worker ~ %(mine)s
+    UNION ALL SELECT 'call', run_id, tool FROM agentq.tool_calls WHERE lease_token IS NOT NULL AND worker ~ %(mine)s"""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One death: of which worker, when, and the rows it held at that time, by the database's word."""
+
+    kind: str
+    pid: int
+    moment: Moment
+    held: tuple[tuple[str, str, str], ...]
+    marks: tuple[str, ...]
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether the worker had something of the scenario in hand: a lease, or a hook of an end in its middle."""
+        return bool(self.held or self.marks)
+
+    def __str__(self) -> str:
+        had = ", ".join(f"{kind} ({what})" for kind, _, what in self.held) or "nothing"
+        was = f" in {', '.join(self.marks)}" if self.marks else ""
+        return f"{self.kind} worker killed {self.moment}: it had {had}{was}"
+
+
+@dataclass
+class Killer:
+    """Reads the marks of all workers as they come, and kills once for each moment it was given."""
+
+    crew: Crew
+    kills: list[Kill] = field(default_factory=list)
+    _wanted: list[Moment] = field(default_factory=list)
+    _seen: dict[tuple[str, bool], int] = field(default_factory=dict)
+    _within: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    _runs: list[str] = field(default_factory=list)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        path = self.crew.folder / PIPE
+        os.mkfifo(path)
+        # Held open for writing too, so that it does not end with the last worker.
+        self._pipe = os.open(path, os.O_RDWR)
+        threading.Thread(target=self._read, name="killer", daemon=True).start()
+
+    def close(self) -> None:
+        os.write(self._pipe, b"\n")
+
+    def aim(self, *moments: Moment) -> None:
+        """Forget what was, and kill at these moments."""
+        with self._lock:
+            self._wanted, self.kills = list(moments), []
+            self._seen.clear()
+            self._within.clear()
+            self._runs = []
+
+    def watch(self, run_id: str) -> None:
+        """A run of the scenario, of which the producer knows."""
+        with self._lock:
+            self._runs.append(run_id)
+
+    def told(self, point: str) -> None:
+        """The producer has done something; whoever takes it up may be the one."""
+        assert point in TOLD
+        if moment := self._count(point, end=False):
+            threading.Thread(target=self._kill_holder, args=(moment,), daemon=True).start()
+
+    def _read(self) -> None:
+        rest = b""
+        while True:
+            *lines, rest = (rest + os.read(self._pipe, 65536)).split(b"\n")
+            for line in lines:
+                if not line:
+                    return os.close(self._pipe)
+                self._look(json.loads(line))
+
+    def _look(self, mark: dict[str, Any]) -> None:
+        inside = self._within.setdefault(mark["pid"], [])
+        if mark["end"]:
+            inside[:] = [each for each in inside if each["point"] != mark["point"]]
+        elif mark["point"] != "effect":
+            inside.append(mark)
+        if moment := self._count(mark["point"], end=mark["end"]):
+            time.sleep(moment.delay)
+            self._kill(mark["group"], moment)
+
+    def _count(self, point: str, *, end: bool) -> Moment | None:
+        with self._lock:
+            self._seen[point, end] = nth = self._seen.get((point, end), 0) + 1
+            for moment in self._wanted:
+                if (moment.point, moment.end, moment.nth) == (point, end, nth):
+                    self._wanted.remove(moment)
+                    return moment
+        return None
+
+    def _kill_holder(self, moment: Moment) -> None:
+        give_up = time.monotonic() + CLAIM_SECS
+        with self.crew.connect() as connection:
+            while time.monotonic() < give_up:
+                rows = connection.execute(_HOLDER, {"runs": self._runs}).fetchall()
+                if rows:
+                    time.sleep(moment.delay)
+                    return self._kill(_main_pid(str(rows[0][0])), moment)
+        return None
+
+    def _kill(self, group: int, moment: Moment) -> None:
+        worker = self.crew.of(group)
+        if worker is None:
+            return
+        worker.kill()
+        with self._lock:
+            inside = tuple(each["point"] for marks in self._within.values() for each in marks if each["group"] == group)
+            with self.crew.connect() as connection:
+                held = connection.execute(_HELD, {"mine": f":{group}(/|$)"}).fetchall()
+            self.kills.append(Kill(worker.kind, group, moment, tuple(held), inside))  # type: ignore[arg-type]
+        self.crew.replace()
+
+
+def _main_pid(worker: str) -> int:
+    return int(worker.rpartition(":")[2].split("/")[0])
