@@ -167,13 +167,16 @@ def lock(connection: Connection, thread_id: str, *, soon: bool = False) -> None:
 def enter(connection: Connection, thread_id: str) -> None:
     """``lock`` for a thread that may be new."""
     connection.execute(_ENTER_OURS, {"id": thread_id})
-    connection.execute(_LOCK, {"id": thread_id})
+    while connection.execute(_LOCK, {"id": thread_id}).first() is None:
+        # Deleted by who had it locked.
+        connection.execute(_ENTER_OURS, {"id": thread_id})
 
 
 def enter_theirs(connection: Writer, thread_id: str) -> None:
     """``enter`` in the caller's transaction, whose settings are left as they are."""
     connection.execute(_ENTER_THEIRS, {"id": thread_id})
-    connection.execute(_LOCK_THEIRS, {"id": thread_id})
+    while connection.first(_LOCK_THEIRS, {"id": thread_id}) is None:
+        connection.execute(_ENTER_THEIRS, {"id": thread_id})
 
 
 def next_position(connection: Writer, thread_id: str) -> int:

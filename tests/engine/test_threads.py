@@ -7,6 +7,7 @@ from itertools import count
 from threading import Event, Thread
 from typing import Any
 
+import psycopg
 import pytest
 
 from agentq import (
@@ -29,9 +30,11 @@ from agentq import (
 )
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Fault, Scripted
+from agentq.storage import threads
 from agentq.storage.database import Database
 from tests.engine.drain import Drain
 from tests.engine.mishaps import ObservedDatabase
+from tests.waiting import eventually
 
 
 class Shop:
@@ -349,11 +352,11 @@ def test_rewinds_and_messages_at_once_leave_one_open_run_and_a_whole_conversatio
         with suppress(ThreadBusyError):
             enqueued.append(drain.enqueue(shop.agent, thread="t"))
 
-    threads = [Thread(target=say if n % 2 else lambda: drain.client.thread("t").rewind(-1)) for n in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    people = [Thread(target=say if n % 2 else lambda: drain.client.thread("t").rewind(-1)) for n in range(20)]
+    for person in people:
+        person.start()
+    for person in people:
+        person.join()
     still_open = [handle for handle in enqueued if not handle.run().is_terminal]
     assert len(still_open) <= 1
     drain.work()
@@ -430,6 +433,33 @@ def test_a_deleted_thread_leaves_no_row_behind_also_of_sub_agents(database: Data
     with database.transaction() as connection:
         orphans = "select count(*) from agentq.journal where run not in (select number from agentq.runs)"
         assert connection.execute(orphans).scalar() == 0
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_message_for_a_thread_that_is_being_deleted_begins_a_new_one(database: Database, whose: str) -> None:
+    drain, shop = talked(database)
+    enqueued: list[Any] = []
+
+    def say() -> None:
+        if whose == "ours":
+            enqueued.append(drain.enqueue(shop.agent, "anew", thread="t"))
+            return
+        with psycopg.connect(database.url) as theirs:
+            enqueued.append(drain.enqueue(shop.agent, "anew", thread="t", connection=theirs))
+
+    speaker = Thread(target=say)
+    waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    with database.transaction() as deleting, database.autocommit() as looking:
+        threads.lock(deleting, "t")
+        speaker.start()
+        eventually(lambda: looking.execute(waits).scalar() == 1, what="the message waits for the lock")
+        threads.delete(deleting, ["t"])
+    speaker.join()
+    drain.sweep()
+    drain.work()
+    assert [handle.result().text for handle in enqueued] == ["done"]
+    assert said(*drain.client.history("t")) == TURN
+    assert len(drain.client.runs()) == 1
 
 
 def test_a_thread_may_be_deleted_before_its_rewind_is_over(database: Database) -> None:
