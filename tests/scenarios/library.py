@@ -2,7 +2,18 @@
 
 from importlib import import_module
 
-MODULES = ("approvals", "unknowns", "threads", "busy", "typed", "hooked", "sub_agents", "enqueued", "limited")
+MODULES = (
+    "approvals",
+    "unknowns",
+    "threads",
+    "busy",
+    "content",
+    "typed",
+    "hooked",
+    "sub_agents",
+    "enqueued",
+    "limited",
+)
 PLACES = tuple(f"tests.scenarios.{name}" for name in MODULES)
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -35,6 +36,7 @@ class Scene:
     # What can be seen only when all other scenarios are over.
     later: list[Callable[[], None]] = field(default_factory=list)
     token: str = field(default_factory=lambda: token_hex(4))
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def client(self) -> Client:
@@ -133,6 +135,7 @@ class Scene:
             each
             for each in marks(self.crew.folder)
             if each["point"] == point
+            and each["at"] >= self.began
             and each["end"] == end
             and (each.get("run") is None or each["run"] in mine)
             and all(each.get(key) == value for key, value in known.items())
