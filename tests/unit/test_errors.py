@@ -29,6 +29,7 @@ CODES = {
     "RunNotFoundError": "run_not_found",
     "RunFinishedError": "run_finished",
     "RunNotFinishedError": "run_not_finished",
+    "RunNotHeldError": "run_not_held",
     "RunCancelledError": "cancelled",
     "RunFailedError": "run_failed",
     "LimitExceededError": "limit_exceeded",
