@@ -37,12 +37,15 @@ def purge(database: Database, *, keep_days: float) -> Purged:
         if page.last is None:
             break
         after = page.last
+    after = ""
     while True:
         with database.transaction() as connection:
-            bare = retention.bare_threads(connection, keep_secs=keep_secs)
-            if bare:
-                threads.delete(connection, bare)
-        gone += len(bare)
-        if len(bare) < retention.PAGE:
+            bare = retention.bare_threads(connection, keep_secs=keep_secs, after=after)
+            # One of them may have got its first message since that was read.
+            over = retention.over_threads(connection, bare, keep_secs=keep_secs)
+            runs += threads.delete(connection, over) if over else 0
+        gone += len(over)
+        if not bare:
             break
+        after = bare[-1]
     return Purged(runs, gone, blobs.delete_unreferenced(database) if runs or gone else 0)

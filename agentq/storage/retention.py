@@ -42,8 +42,8 @@ _OVER_THREADS = text(f"""
 # Those that were copied from others and never went on.
 _BARE_THREADS = text(f"""
     SELECT t.id FROM agentq.threads t
-    WHERE created_at < {_CUTOFF} AND NOT EXISTS (SELECT 1 FROM agentq.runs WHERE thread_id = t.id)
-    ORDER BY t.id LIMIT {PAGE} FOR UPDATE SKIP LOCKED
+    WHERE t.id > :after AND created_at < {_CUTOFF} AND NOT EXISTS (SELECT 1 FROM agentq.runs WHERE thread_id = t.id)
+    ORDER BY t.id LIMIT {PAGE}
 """)
 
 
@@ -79,6 +79,6 @@ def over_threads(connection: Connection, thread_ids: Sequence[str], *, keep_secs
     return connection.execute(_OVER_THREADS, {"ids": locked, "keep_secs": keep_secs}).scalars()
 
 
-def bare_threads(connection: Connection, *, keep_secs: float) -> list[str]:
-    """Threads that no run was ever of, locked, as many as a page has."""
-    return connection.execute(_BARE_THREADS, {"keep_secs": keep_secs}).scalars()
+def bare_threads(connection: Connection, *, keep_secs: float, after: str) -> list[str]:
+    """Threads that no run is of, as many as a page has, by their ids; ``over_threads`` makes sure of it."""
+    return connection.execute(_BARE_THREADS, {"keep_secs": keep_secs, "after": after}).scalars()

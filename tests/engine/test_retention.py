@@ -1,15 +1,19 @@
 """What ended long ago is deleted, and nothing else."""
 
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
 from threading import Thread
 from typing import Any
 
 import pytest
 
-from agentq import Agent, ConfigError, Handle, Image, RunNotFoundError, tool
+from agentq import Agent, ConfigError, Handle, Image, RunNotFoundError, ThreadNotFoundError, tool
 from agentq.providers.scripted import Call, Scripted
-from agentq.retention import Purged
+from agentq.retention import Purged, purge
 from agentq.storage.database import Database
 from tests.engine.drain import Drain
+from tests.engine.mishaps import Moment, ObservedDatabase
 
 DAY = 86_400
 PIXEL = bytes.fromhex(
@@ -124,6 +128,42 @@ def test_many_that_purge_at_once_delete_each_once_and_do_not_wait_for_a_thread_i
     drain.client.purge(keep_days=30)
     assert sum(each.runs for each in purged) == 29
     assert tables(drain.database)["runs"] == tables(drain.database)["threads"] == 0
+
+
+@pytest.mark.parametrize("old", ["talk", "copy"])
+def test_a_message_on_an_old_thread_is_never_deleted_with_it_whenever_it_comes(drain: Drain, old: str) -> None:
+    observed = ObservedDatabase(drain.database.url)
+    at, has_come = 0, True
+    while has_come:
+        drain.run(ANSWERING, thread="talk")
+        with suppress(ThreadNotFoundError):
+            drain.client.thread("copy").delete()
+        drain.client.thread("talk").fork("copy")
+        make_old(drain, 31)
+        said: list[Handle] = []
+        saying = Thread(target=lambda said=said: said.append(drain.enqueue(ANSWERING, thread=old)))
+        observed.moment = _at(at, saying)
+        purge(observed, keep_days=30)
+        if has_come := saying.ident is not None:
+            saying.join()
+            assert said[0].status() == "queued", at
+            drain.work()
+            assert said[0].result().text == "done"
+        at += 1
+    observed.dispose()
+    assert at > 8
+
+
+def _at(number: int, thread: Thread) -> Callable[[Moment], None]:
+    """Starts the thread at that statement or commit, and lets it come as far as it can."""
+    count = itertools.count()
+
+    def moment(what: Moment) -> None:
+        if next(count) == number:
+            thread.start()
+            thread.join(0.3)
+
+    return moment
 
 
 @pytest.mark.parametrize("days", [0, -1, float("nan"), float("inf"), "30", True, None])
