@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-crash test-matrix test-machine test-faults test-pgbouncer chaos bench check fmt wheel clean
+.PHONY: help setup demo test test-crash test-matrix test-machine test-faults test-pgbouncer chaos scenarios bench bench-waiting check fmt wheel clean
 
 BIN := .venv/bin
 # The newest Python of at least 3.11 that can make a virtual environment.
@@ -55,6 +55,10 @@ MINUTES ?= 15
 chaos: setup ## Kill workers, broker and database under load, at random, for MINUTES=15, and audit what is left
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(filter 15,$(MINUTES)),--report docs/reliability.md) $(ARGS)
 
+# The moments of the kills are those of the seed that is printed: make scenarios ARGS="--seed 123"
+scenarios: setup ## Approvals, threads, hooks, sub-agents, typed answers: 60 scenarios, a worker killed in each (ten minutes)
+	@$(BIN)/python -m tests.scenarios $(ARGS)
+
 # A failure is found again with the seed that is printed: make test-machine SEED=123
 SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 test-machine: setup ## Let everything happen to runs in random orders, for some ten minutes or more
@@ -65,6 +69,9 @@ test-machine: setup ## Let everything happen to runs in random orders, for some 
 WORK ?=
 bench: setup ## Measure agentq beside what the machine can do at best (under 15 minutes; one work: WORK=w1)
 	@$(BIN)/python -m benchmarks $(WORK) $(if $(WORK)$(ARGS),,--report docs/performance.md) $(ARGS)
+
+bench-waiting: setup ## Measure what ten thousand threads cost that wait for a person, and how soon a decided one goes on
+	@$(BIN)/python -m benchmarks.waiting $(ARGS)
 
 check: setup ## Check format, lint, types and the layers of the architecture
 	$(BIN)/ruff format --check

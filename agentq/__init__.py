@@ -16,11 +16,14 @@ if TYPE_CHECKING:
         Settle,
     )
     from agentq.client import Client
+    from agentq.content import File, Image
     from agentq.context import RunContext
     from agentq.errors import (
         AgentqError,
         ApprovalNotPendingError,
         ConfigError,
+        ContentError,
+        ContentMissingError,
         LimitExceededError,
         ProviderError,
         RunCancelledError,
@@ -65,14 +68,18 @@ __all__ = [
     "Client",
     "Complete",
     "ConfigError",
+    "ContentError",
+    "ContentMissingError",
     "Deferred",
     "Effect",
     "EndRun",
     "Event",
     "Fail",
+    "File",
     "Handle",
     "Happened",
     "Hooks",
+    "Image",
     "LimitExceededError",
     "Limits",
     "Memory",
@@ -130,11 +137,14 @@ _HOMES = {
     ),
     "agentq.client": ("Client",),
     "agentq.face": ("Agent", "Thread"),
+    "agentq.content": ("File", "Image"),
     "agentq.context": ("RunContext",),
     "agentq.errors": (
         "AgentqError",
         "ApprovalNotPendingError",
         "ConfigError",
+        "ContentError",
+        "ContentMissingError",
         "LimitExceededError",
         "ProviderError",
         "RunCancelledError",

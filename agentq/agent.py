@@ -10,7 +10,7 @@ from typing import Any, Literal, ParamSpec, get_args
 from pydantic import ValidationError
 
 from agentq.approvals import ApprovalRule, Predicate, checked_rules
-from agentq.arguments import problems
+from agentq.arguments import Parameters, problems
 from agentq.errors import ConfigError
 from agentq.fingerprint import fingerprint
 from agentq.hooks import Hooks, by_moment
@@ -45,6 +45,14 @@ def _checked_keywords(init: Callable[P, None]) -> Callable[P, None]:
         init(*args, **kwargs)
 
     return checked
+
+
+def _ask(input: str) -> str:  # noqa: ARG001 - the word the model sees
+    raise AssertionError("a sub-agent runs as a run of its own")
+
+
+# What is handed to any sub-agent.
+TASK = Parameters(_ask, "ask")
 
 
 class AgentSpec:
@@ -147,10 +155,7 @@ class AgentSpec:
     def as_tool(self, *, name: str | None = None, description: str | None = None) -> Tool:
         """A tool that hands its ``input`` to this agent as a run of its own and returns that run's answer."""
 
-        def ask(input: str) -> str:  # noqa: ARG001 - the word the model sees
-            raise AssertionError("a sub-agent runs as a run of its own")
-
-        wrapped = tool(name=name or self.name, description=description or self.description or f"Ask {self.name}.")(ask)
+        wrapped = tool(name=name or self.name, description=description or self.description or f"Ask {self.name}.")(_ask)
         return Tool(wrapped.name, wrapped.description, wrapped.function, wrapped.parameters, agent=self)
 
     def __repr__(self) -> str:

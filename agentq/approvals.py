@@ -20,10 +20,10 @@ _MAX_REASON_CHARS = 4_000
 class ApprovalRule:
     """When calls of a tool wait for a person, and what becomes of them when nobody decides in time.
 
-    ``when(ctx, arguments)`` says which calls do, from the checked arguments (None: all of them); one that raises counts
-    as yes. After ``deadline_secs`` (None: never) no decision is taken any more, and ``on_expiry`` is done:
-    ``"report"``, the tool does not run and the model is told ``expired``; ``"approve"``, it runs; ``"fail"``, the run
-    fails with ``approval_expired``. Raises ConfigError.
+    ``when(ctx, arguments)`` says which calls do, from the checked arguments (None: all of them); one that raises, or
+    takes longer than the agent's ``hook_timeout_secs``, counts as yes. After ``deadline_secs`` (None: never) no
+    decision is taken any more, and ``on_expiry`` is done: ``"report"``, the tool does not run and the model is told
+    ``expired``; ``"approve"``, it runs; ``"fail"``, the run fails with ``approval_expired``. Raises ConfigError.
     """
 
     when: Predicate | None = None
@@ -82,6 +82,7 @@ class Approve:
     sticky: bool = False
 
     def __post_init__(self) -> None:
+        _check_words(self)
         if self.sticky and self.arguments is not None:
             raise ConfigError("changed arguments are for one call: leave out sticky, or the arguments")
 
@@ -93,6 +94,9 @@ class Reject:
     reason: str | None = None
     sticky: bool = False
 
+    def __post_init__(self) -> None:
+        _check_words(self)
+
 
 @dataclass(frozen=True)
 class Respond:
@@ -100,6 +104,9 @@ class Respond:
 
     result: Any
     reason: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_words(self)
 
 
 @dataclass(frozen=True)
@@ -111,7 +118,8 @@ class Settle:
     reason: str | None = None
 
     def __post_init__(self) -> None:
-        if self.happened not in (True, False, None):
+        _check_words(self)
+        if self.happened is not None and not isinstance(self.happened, bool):
             raise ConfigError(f"happened is True, False or None (nobody can tell), not {self.happened!r}")
         if self.happened is not True and self.result is not None:
             raise ConfigError("a call that did not take effect has no result; leave it out, or say that it happened")
@@ -124,6 +132,9 @@ class Complete:
     result: Any = None
     reason: str | None = None
 
+    def __post_init__(self) -> None:
+        _check_words(self)
+
 
 @dataclass(frozen=True)
 class Fail:
@@ -132,8 +143,22 @@ class Fail:
     message: str
     reason: str | None = None
 
+    def __post_init__(self) -> None:
+        _check_words(self)
+
 
 Decision = Approve | Reject | Respond | Settle | Complete | Fail
+
+
+def _check_words(decision: Any) -> None:
+    """Raises ConfigError for what is no text, or neither yes nor no: a record would hold it for good."""
+    what = type(decision).__name__
+    for name in ("reason", "message"):
+        said = getattr(decision, name, None)
+        if said is not None and not isinstance(said, str):
+            raise ConfigError(f"{what}: {name} is a text, not {said!r}")
+    if not isinstance(getattr(decision, "sticky", False), bool):
+        raise ConfigError(f"{what}: sticky is True or False, not {decision.sticky!r}")
 
 
 def checked_rules(where: str, given: Any, tools: Iterable[str]) -> dict[str, ApprovalRule]:

@@ -4,6 +4,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
@@ -62,11 +63,13 @@ def _work(function: Callable[[], Any], context: Context, secs: float, outcome: "
 
 def _context() -> Context:
     beside = _BESIDE.get()
-    if beside is None:
-        beside = copy_context()
-        _BESIDE.set(beside)
-    else:
-        beside.run(_adopt, copy_context())
+    if beside is not None:
+        # One that a call hangs in, begun where this context was copied from, cannot be entered again.
+        with suppress(RuntimeError):
+            beside.run(_adopt, copy_context())
+            return beside
+    beside = copy_context()
+    _BESIDE.set(beside)
     return beside
 
 

@@ -1,20 +1,22 @@
 """A message for a thread: what it does while another run of the thread has not ended, or waits for a person."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from agentq.errors import ApprovalNotPendingError, ConfigError
-from agentq.intake import let_begin, tell_after_commit
+from agentq.errors import AgentqError, ApprovalNotPendingError, ConfigError, LockedError, RunNotFoundError
+from agentq.intake import let_begin, tell_after_commit, write_one
 from agentq.link import Link
 from agentq.messages import UserMessage
-from agentq.services import patience_secs
-from agentq.storage import callers, enqueue, inbox, queries, threads
+from agentq.run import Snapshot
+from agentq.storage import blobs, callers, enqueue, inbox, queries, threads
 from agentq.storage.callers import Callers
-from agentq.storage.enqueue import NewRun
+from agentq.storage.enqueue import NewRun, Start
 from agentq.storage.sql import Connection
 from agentq.storage.threads import OpenRun
+from agentq.wire import WakeUp
 
 OnBusy = Literal["reject", "enqueue", "interrupt", "steer"]
 OnWaiting = Literal["reject", "hold", "deny_and_continue"]
@@ -62,12 +64,18 @@ def take_on_thread(link: Link, new: NewRun, when: WhenBusy, connection: Any = No
     """
     if connection is not None:
         theirs = callers.of(connection, link.database)
-        theirs.check()
+        theirs.check(has_media=bool(new.media))
         return _in_theirs(link, theirs, new, when)
+    faster: AgentqError
     for _ in range(_TRIES):
         try:
             return _Message(link, new, when).take()
         except ApprovalNotPendingError as error:
+            faster = error
+        except LockedError as error:
+            # The place of an interrupted run goes to others of its key, and the message stands in another's line.
+            if not error.details.get("is_deadlock"):
+                raise
             faster = error
     raise faster
 
@@ -76,22 +84,34 @@ def _in_theirs(link: Link, theirs: Callers, new: NewRun, when: WhenBusy) -> str:
     thread_id = str(new.thread_id)
     with theirs.undone_if_refused():
         threads.enter_theirs(theirs, thread_id)
-        if found := enqueue.same(theirs, new):
+        if found := enqueue.same(theirs, new) or _steered_before(link, new):
             return found
         open_runs = threads.open_runs(theirs, thread_id)
-        is_waiting = bool(open_runs) and open_runs[0].status == "waiting"
+        is_waiting = bool(open_runs) and _waits_in_ours(link, open_runs[0].id)
         if open_runs and not (when.on_waiting == "hold" if is_waiting else when.on_busy == "enqueue"):
             raise threads.busy(thread_id, open_runs[0], is_waiting=is_waiting)
-        run_id = enqueue.insert(
-            theirs,
-            new,
-            patience_secs=patience_secs(link.settings.lease_secs),
-            start="behind" if open_runs else "guest",
-            position=threads.next_position(theirs, thread_id),
-        )
+        start: Start = "behind" if open_runs else "guest"
+        run_id = write_one(link, theirs, new, start, position=threads.next_position(theirs, thread_id))
     if not open_runs:
         tell_after_commit(link, theirs, [new], [run_id])
     return run_id
+
+
+# Their role may not read what these ask for. What others have said and done before the thread was locked is seen.
+
+
+def _steered_before(link: Link, new: NewRun) -> str | None:
+    if new.idempotency_key is None:
+        return None
+    with link.database.autocommit() as connection:
+        return inbox.same(connection, new)
+
+
+def _waits_in_ours(link: Link, run_id: str) -> bool:
+    with link.database.autocommit() as connection, suppress(RunNotFoundError):
+        return _waits_for_people(connection, run_id)
+    # Written in the caller's transaction itself.
+    return False
 
 
 class _Message:
@@ -124,36 +144,48 @@ class _Message:
         verb = "begin" if not open_runs else self._when.on_waiting if is_waiting else self._when.on_busy
         if verb == "reject":
             raise threads.busy(self._thread_id, open_runs[0], is_waiting=is_waiting)
+        into = open_runs[0].id if verb in ("steer", "deny_and_continue") else None
+        if verb == "deny_and_continue" and self._expire(connection, open_runs[0].id):
+            open_runs = threads.open_runs(connection, self._thread_id)
         if verb == "interrupt":
             for run in open_runs:
                 self._afterwards.append(partial(control.after_cancel, *control.cancel_in(connection, run.id)))
             # One that a worker is at ends with its next commit.
             open_runs = threads.open_runs(connection, self._thread_id)
-        if verb in ("steer", "deny_and_continue") and self._join(connection, open_runs[0].id, denies=verb != "steer"):
-            return open_runs[0].id
+        if into is not None and self._join(connection, into, denies=verb != "steer"):
+            return into
         return self._insert(connection, open_runs)
+
+    def _expire(self, connection: Connection, run_id: str) -> bool:
+        """Do first what the rules say of calls that it is too late to deny; the answer is whether there were some."""
+        asking = {asked.run_id for asked in queries.approvals(connection, run_id=run_id)}
+        expired = [end for each in sorted(asking) for end in self._control.expire_approvals_in(connection, each)]
+        self._go_on_afterwards(expired)
+        return bool(expired)
+
+    def _go_on_afterwards(self, ends: Iterable[tuple[Snapshot, list[WakeUp]]]) -> None:
+        for after, wake_ups in ends:
+            self._afterwards.append(partial(self._control.saver.send, wake_ups))
+            self._afterwards.append(partial(self._control.after, after))
 
     def _join(self, connection: Connection, run_id: str, *, denies: bool) -> bool:
         """Send the message into the run; False where that has ended meanwhile, or is about to."""
         new, control = self._new, self._control
-        if not inbox.put(connection, run_id, UserMessage(text=new.text), key=new.idempotency_key):
+        message = UserMessage(text=new.text, media=new.media)
+        blobs.put(connection, new.media)
+        if not inbox.put(connection, run_id, message, key=inbox.key(new)):
             return False
+        blobs.refer(connection, ("run_id", run_id, new.media))
         if denies:
-            for after, wake_ups in control.deny(connection, run_id, _DENIED, decided_by=_BY_A_MESSAGE):
-                self._afterwards.append(partial(control.saver.send, wake_ups))
-                self._afterwards.append(partial(control.after, after))
+            self._go_on_afterwards(control.deny(connection, run_id, _DENIED, decided_by=_BY_A_MESSAGE))
         return True
 
     def _insert(self, connection: Connection, open_runs: Sequence[OpenRun]) -> str:
         # Those that have ended since they were read do not hold it up.
         is_behind = any(threads.follow(connection, run.id) for run in reversed(open_runs))
-        run_id = enqueue.insert(
-            connection,
-            self._new,
-            patience_secs=self._control.services.patience_secs,
-            start="held" if is_behind else self._new.start,
-            position=threads.next_position(connection, self._thread_id),
-        )
+        start: Start = "held" if is_behind else self._new.start
+        position = threads.next_position(connection, self._thread_id)
+        run_id = write_one(self._link, connection, self._new, start, position=position)
         if not is_behind:
             wake_ups = let_begin(self._link, connection, [self._new], [run_id])
             self._afterwards.append(partial(self._control.saver.send, wake_ups))

@@ -7,18 +7,20 @@ from datetime import datetime
 from typing import Any
 
 from agentq.busy import OnBusy, OnWaiting, WhenBusy, take_on_thread
-from agentq.errors import ConfigError
+from agentq.content import Content, File, Image
+from agentq.errors import ConfigError, ContentError
 from agentq.handle import Handle
 from agentq.ids import new_id
 from agentq.inputs import (
+    checked_days,
     checked_due,
     checked_key,
     checked_keys,
     checked_limits,
+    checked_message,
     checked_place,
     checked_priority,
     checked_tags,
-    checked_text,
     json_object,
     shown_name,
     whoami,
@@ -27,8 +29,9 @@ from agentq.intake import take_in
 from agentq.link import Link
 from agentq.messages import Message
 from agentq.registry import unknown
+from agentq.retention import Purged, purge
 from agentq.run import Approval, Progress, Run, Status
-from agentq.storage import queries
+from agentq.storage import blobs, queries
 from agentq.storage.enqueue import NewRun
 from agentq.storage.outdated import adopt_some
 from agentq.text import clean
@@ -50,7 +53,7 @@ class Client(Link):
     def enqueue(  # noqa: PLR0913 - what a run may be given
         self,
         agent: str,
-        text: str,
+        text: Content,
         *,
         idempotency_key: str | None = None,
         tags: Mapping[str, str] | None = None,
@@ -69,6 +72,7 @@ class Client(Link):
     ) -> Handle:
         """Store a run of ``agent`` for the message ``text`` and wake a worker; returns at once.
 
+        ``text`` may also be a list of texts, images (``Image.from_path(…)``) and files (``File``), in this order.
         ``idempotency_key``: the same agent and key give the same run, however often they are sent; the first message
         counts, what is sent with the key later is not looked at, and ``handle.is_new`` is False.
         ``tags``: text to text, searchable. ``context``: JSON values, for tools as ``ctx.context``. ``limits``: changes
@@ -89,8 +93,9 @@ class Client(Link):
         handle is that of this run, which takes nothing else of what is given here. What it does while the run waits
         for a person: ``on_waiting="reject"``; ``"hold"`` has it wait for its turn; ``"deny_and_continue"`` answers no
         to all that people are asked, and sends it into the run. With ``connection`` it is rejected or waits, no more.
-        Raises UnknownAgentError, ConfigError for values that cannot be stored, ThreadBusyError, UnavailableError
-        (nothing is stored then). A broker that is away does not matter: workers find the run.
+        Raises UnknownAgentError, ConfigError for values that cannot be stored (ContentError for an image or a file),
+        ThreadBusyError, UnavailableError (nothing is stored then). A broker that is away does not matter: workers find
+        the run.
         """
         when = WhenBusy(on_busy, on_waiting)
         when.check(thread, connection)
@@ -110,7 +115,7 @@ class Client(Link):
     def enqueue_many(  # noqa: PLR0913 - what runs may be given
         self,
         agent: str,
-        texts: Sequence[str],
+        texts: Sequence[Content],
         *,
         idempotency_keys: Sequence[str | None] | None = None,
         tags: Mapping[str, str] | None = None,
@@ -142,7 +147,7 @@ class Client(Link):
             **checked_place(concurrency_key, concurrency_limit),
         )
         new = [
-            replace(first, id=new_id("run"), text=checked_text(text), idempotency_key=key)
+            replace(first, id=new_id("run"), idempotency_key=key, **checked_message(text))
             for text, key in zip(texts, keys, strict=True)
         ]
         return self._take_in(new, connection)
@@ -154,7 +159,7 @@ class Client(Link):
     def _new_run(
         self,
         agent: str,
-        text: str,
+        text: Content,
         tags: Mapping[str, str] | None,
         context: Mapping[str, Any] | None,
         limits: Mapping[str, Any] | None,
@@ -168,7 +173,7 @@ class Client(Link):
         return NewRun(
             id=new_id("run"),
             agent=agent,
-            text=checked_text(text),
+            **checked_message(text),
             progress=Progress(limit_overrides=changed),
             run_secs=self._run_secs(agent, changed),
             context=json_object("context", context),
@@ -247,3 +252,30 @@ class Client(Link):
     def history(self, thread: str) -> tuple[Message, ...]:
         """Every message of a thread, oldest first."""
         return self.thread(thread).history()
+
+    def read(self, media: Image | File) -> bytes:
+        """The bytes of an image or a file of a transcript.
+
+        Raises ContentError for one that is known by its URL only; ContentMissingError.
+        """
+        if media.data is not None:
+            return media.data
+        if not media.sha256:
+            raise ContentError(f"{media} was given by its URL and is not stored; get it from there", problem="url")
+        with self.database.autocommit() as connection:
+            return blobs.load(connection, [media.sha256])[media.sha256]
+
+    def purge(self, *, keep_days: float) -> Purged:
+        """Delete runs that ended more than ``keep_days`` ago, and threads in which nothing has happened since.
+
+        Open runs stay, however old, and so does a thread with one. Workers do it by themselves where
+        ``AGENTQ_KEEP_DAYS`` is set. Raises ConfigError for a number that is not positive.
+        """
+        return purge(self.database, keep_days=checked_days(keep_days))
+
+    def delete_unreferenced(self) -> int:
+        """Delete stored images and files that no run and no thread refers to any more; the answer is how many.
+
+        For after you have deleted runs by SQL; ``thread(…).delete()`` does it by itself.
+        """
+        return blobs.delete_unreferenced(self.database)

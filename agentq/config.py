@@ -38,6 +38,12 @@ class Settings(BaseModel):
     )
     concurrency: int = Field(default=16, ge=1, description="steps at once in a worker (threads)")
     tool_concurrency: int = Field(default=4, ge=1, description="tool calls at once in a worker (processes)")
+    keep_days: float | None = Field(
+        default=None,
+        gt=0,
+        lt=36_500,
+        description="after which workers delete ended runs and idle threads; never when not set",
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="of agentq worker")
 
     @field_validator("broker_url")

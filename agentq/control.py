@@ -8,7 +8,15 @@ from typing import Any
 
 from agentq.agent import AgentSpec
 from agentq.approvals import Decision, Reject, Settle
-from agentq.errors import AgentqError, ErrorInfo, LeaseLost, LockedError, RunFinishedError, ThreadNotFoundError
+from agentq.errors import (
+    AgentqError,
+    ErrorInfo,
+    LeaseLost,
+    LockedError,
+    RunFinishedError,
+    RunNotFoundError,
+    ThreadNotFoundError,
+)
 from agentq.messages import ToolResult, Usage
 from agentq.outcomes import Cancelled, Decided, Failed
 from agentq.reached import time_is_over
@@ -27,7 +35,7 @@ from agentq.storage.sql import Connection
 from agentq.storage.steps import Again
 from agentq.transition import decide
 from agentq.values import replace
-from agentq.verdicts import Verdict, expired
+from agentq.verdicts import Verdict, check_task, expired
 from agentq.wire import WakeUp
 
 logger = logging.getLogger(__name__)
@@ -48,7 +56,7 @@ class Control:
         """Record what a person decided of waiting calls, by run and call id, all or none; the runs go on from there.
 
         Raises RunNotFoundError, or ApprovalNotPendingError when somebody was faster, it is too late, or the run has
-        ended.
+        ended; ConfigError for a changed task that is none.
         """
         with self.services.database.transaction() as connection:
             # In one order, so that two people who decide at once wait for each other and not both.
@@ -64,6 +72,7 @@ class Control:
         verdicts = [Verdict.of(call_id, decision, decided_by) for call_id, decision in decisions.items()]
         made = [(approvals.decide(connection, snapshot, v.call_id, v.kind, v.answer), v) for v in verdicts]
         for call, verdict in tuple(made):
+            check_task(call, verdict.answer)
             if verdict.answer.sticky:
                 alike = approvals.decide_alike(connection, snapshot, call.tool, verdict.answer)
                 made += [(other, replace(verdict, call_id=other.call_id)) for other in alike]
@@ -98,21 +107,25 @@ class Control:
     def expire_approvals(self, run_id: str) -> None:
         """Do what the rules say of waiting calls on which nobody has decided in time."""
         with self.services.database.transaction() as connection:
-            snapshot, _ = control.lock(connection, run_id)
-            late = approvals.expire(connection, snapshot)
-            if not late:
-                return
-            events = [NewEvent("approval.expired", {"call_id": call.call_id, "then": then}) for call, then in late]
-            failing = next((call for call, then in late if then == "fail"), None)
-            if failing is None:
-                answered = [(call, None if then == "approve" else expired(call)) for call, then in late]
-                after, wake_ups = self._go_on(connection, snapshot, events, answered)
-            else:
-                control.note(connection, run_id, events)
-                transition = decide(snapshot, Failed(_undecided(failing)))
-                after, wake_ups = self.saver.apply(connection, transition, None, [], even_if_cancelled=True)
-        self.saver.send(wake_ups)
-        self.after(after)
+            ended = self.expire_approvals_in(connection, run_id)
+        for after, wake_ups in ended:
+            self.saver.send(wake_ups)
+            self.after(after)
+
+    def expire_approvals_in(self, connection: Connection, run_id: str) -> list[tuple[Snapshot, list[WakeUp]]]:
+        """The same in the caller's transaction; the answer is the run as it goes on and what is to be sent, if any."""
+        snapshot, _ = control.lock(connection, run_id)
+        late = approvals.expire(connection, snapshot)
+        if not late:
+            return []
+        events = [NewEvent("approval.expired", {"call_id": call.call_id, "then": then}) for call, then in late]
+        failing = next((call for call, then in late if then == "fail"), None)
+        if failing is None:
+            answered = [(call, None if then == "approve" else expired(call)) for call, then in late]
+            return [self._go_on(connection, snapshot, events, answered)]
+        control.note(connection, run_id, events)
+        transition = decide(snapshot, Failed(_undecided(failing)))
+        return [self.saver.apply(connection, transition, None, [], even_if_cancelled=True)]
 
     def expire(self, run_id: str) -> None:
         """End a run whose time limit is over, where nobody is at it; else its next step does."""
@@ -157,7 +170,9 @@ class Control:
             return
         self.saver.send(wake_ups)
         for child in below:
-            self.cancel(child)
+            # Deleted meanwhile, with its family.
+            with suppress(RunNotFoundError):
+                self.cancel(child)
         self.after(snapshot)
 
     def retry(self, run_id: str, limits: Mapping[str, Any]) -> None:
@@ -240,9 +255,11 @@ class Control:
         if ended is None:
             return
         for child in below:
-            self.cancel(child)
-        if ended.parent is not None:
-            self._answer_call(ended.parent, *self._answer(run_id, ended.parent))
+            with suppress(RunNotFoundError):
+                self.cancel(child)
+        answer = None if ended.parent is None else self._answer(run_id, ended.parent)
+        if ended.parent is not None and answer is not None:
+            self._answer_call(ended.parent, *answer)
         if ended.thread_id is not None and not self.let_follow(ended.thread_id):
             return
         with self.services.database.autocommit() as connection:
@@ -264,15 +281,19 @@ class Control:
         return True
 
     def _let_follow(self, thread_id: str) -> list[WakeUp]:
-        wake_ups: list[WakeUp] = []
         with self.services.database.transaction() as connection:
             threads.lock(connection, thread_id, soon=True)
             waiting = threads.open_runs(connection, thread_id)
-            if waiting and waiting[0].is_held:
-                patience = self.services.patience_secs
-                run, wake_up = threads.release(connection, waiting[0].id, patience_secs=patience)
-                wake_ups = self.saver.in_line(connection, run, [wake_up]) if wake_up else []
-        return wake_ups
+            # Those that are held may have been known to no other than the run that has ended, as a message of the
+            # caller's transaction that was cancelled before a sweep has looked at it.
+            if len(waiting) > 1 and not waiting[0].is_held and threads.follow(connection, waiting[0].id):
+                return []
+            for held in [run for run in waiting if run.is_held]:
+                released = threads.release(connection, held.id, patience_secs=self.services.patience_secs)
+                if released is not None:
+                    run, wake_up = released
+                    return self.saver.in_line(connection, run, [wake_up]) if wake_up else []
+        return []
 
     def look_behind(self, run_id: str) -> None:
         """For the sweep: a run that the caller's transaction has put behind another one, which does not know it yet."""
@@ -301,13 +322,16 @@ class Control:
                 denied.setdefault(asked.run_id, {})[asked.call_id] = decision
         return [self._decide(connection, each, denied[each], decided_by) for each in sorted(denied)]
 
-    def _answer(self, run_id: str, parent: CallRef) -> tuple[ToolResult, Usage]:
+    def _answer(self, run_id: str, parent: CallRef) -> tuple[ToolResult, Usage] | None:
+        """What the run says to the call it was made for, and what it used; None where that was deleted meanwhile."""
         with self.services.database.autocommit() as connection:
             run = queries.run(connection, run_id)
-            call_id, tool = children.call(connection, parent)
+            call = children.call(connection, parent)
             given = approvals.permission(connection, parent)
+        if call is None:
+            return None
         value = run.output if run.output is not None else run.text or ""
-        answer = _answer(call_id, tool, run.error, value)
+        answer = _answer(*call, run.error, value)
         return tell_of_edit(answer, given.edited if given else None), run.usage
 
     def _answer_call(self, ref: CallRef, result: ToolResult, used: Usage) -> None:

@@ -14,7 +14,7 @@ from agentq.control import Control
 from agentq.errors import AgentqError, ConfigError, ConnectionLost, ErrorInfo, LeaseLost, UnavailableError
 from agentq.heartbeat import Lease
 from agentq.limits import MAX_ATTEMPTS
-from agentq.messages import ToolResult
+from agentq.messages import ToolResult, media_of
 from agentq.outcomes import Asked, BatchOpened, CallsFinished, Failed, Transition
 from agentq.reached import out_of_time
 from agentq.run import OpenCall, Snapshot
@@ -25,7 +25,7 @@ from agentq.steps.base import Done
 from agentq.steps.model import call_model
 from agentq.steps.recall import recall
 from agentq.steps.review import review
-from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, run_call, unknown_tool
+from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, refused, run_call, unknown_tool
 from agentq.storage import calls, inbox, leases, outdated, steps
 from agentq.storage.approvals import Question
 from agentq.storage.calls import ClaimedCall, Lane
@@ -186,8 +186,15 @@ class Engine(Control):
         if only is None:
             if late:
                 return Done(Failed(late))
-            gone = tuple((call.index, unknown_tool(call, agent)) for call in snapshot.pending if _is_gone(call, agent))
-            return Done(BatchOpened(gone), {"calls": [call.tool for call in snapshot.pending]})
+            unbegun = (
+                (
+                    call.index,
+                    unknown_tool(call, agent) if _is_gone(call, agent) else refused(snapshot, call, self.services),
+                )
+                for call in snapshot.pending
+            )
+            results = tuple((index, result) for index, result in unbegun if result is not None)
+            return Done(BatchOpened(results), {"calls": [call.tool for call in snapshot.pending]})
         if claim.forgotten and not only.may_run_again:
             # The server crashed since this call was due: a claim that waited for no fsync may have been lost with it.
             return self.unclear(snapshot, only)
@@ -238,6 +245,8 @@ class Engine(Control):
         committed, wake_ups = self.saver.commit(claim.token, transition, event, done.questions, stays=stays)
         self.services.probe("committed", snapshot.phase)
         self.services.transcripts.add(committed, transition.messages, events=1 + len(more_events(transition)))
+        for _, message in transition.messages:
+            self.services.blobs.add(media_of(message))
         self.saver.send(wake_ups)
         self.services.probe("announced", snapshot.phase)
         where = committed.status if committed.status != "running" else committed.phase

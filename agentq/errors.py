@@ -4,6 +4,7 @@
 
     AgentqError
     ├── ConfigError                config_invalid            settings, agents or tools are wrong
+    │   ├── ContentError           content_invalid           an image or a file cannot be taken
     │   ├── UnknownAgentError      unknown_agent
     │   └── SchemaOutdatedError    schema_outdated           the database needs ``agentq db upgrade``
     ├── UnavailableError *         unavailable               database or broker cannot be reached
@@ -22,6 +23,7 @@
     │   ├── ThreadBusyError *      thread_busy
     │   ├── ThreadNotFoundError    thread_not_found
     │   └── LeaseLost              lease_lost                another process owns the step now
+    ├── ContentMissingError        content_missing           somebody deleted a stored image or file
     ├── ProviderError              provider_<kind>           * for the kinds that may pass
     └── ToolError                  tool_error                raised by tools, shown to the model
 
@@ -71,6 +73,12 @@ class ConfigError(AgentqError):
     code = "config_invalid"
 
 
+class ContentError(ConfigError):
+    """An image or a file that cannot be taken; ``details`` name the ``part`` and the ``problem``."""
+
+    code = "content_invalid"
+
+
 class UnknownAgentError(ConfigError):
     code = "unknown_agent"
 
@@ -94,6 +102,12 @@ class LockedError(UnavailableError):
     """Somebody has a row locked for longer than we wait: the database is there, and other rows can be used."""
 
     code = "locked"
+
+
+class ContentMissingError(AgentqError):
+    """An image or a file that a transcript refers to is not stored any more: somebody deleted it by hand."""
+
+    code = "content_missing"
 
 
 class RunError(AgentqError):
@@ -163,6 +177,7 @@ ProviderFault = Literal[
     "model_not_found",
     "context_too_long",
     "content_filtered",
+    "content_unsupported",
     "bad_call",
     "reply_invalid",
 ]

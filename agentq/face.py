@@ -8,6 +8,7 @@ from typing import Any, TypedDict, Unpack
 from agentq.agent import AgentSpec
 from agentq.busy import OnBusy, OnWaiting
 from agentq.client import Client
+from agentq.content import Content
 from agentq.errors import ConfigError
 from agentq.handle import Handle
 from agentq.history import Rewound
@@ -53,7 +54,7 @@ class Agent(AgentSpec):
     value that may return another value, or raise AskAgain.
     ``limits``: see Limits. ``on_tool_exception``: "report" shows type and message to the model, "fail" ends the run, a
     function of the exception gives the text. ``model_settings`` are sent to the provider as they are.
-    ``hook_timeout_secs``: what a hook, a check or the memory may take (at most 60).
+    ``hook_timeout_secs``: what a hook, a check, a rule of ``approve`` or the memory may take (at most 60).
     ``on_change``: what becomes of a run that began with another definition of the agent: "continue" goes on with the
     present one, "hold" leaves it to workers that have the old one (or to ``Handle.adopt``), "fail" ends it as
     ``agent_changed``. Definitions are told apart by a hash of what they show to the model and decide (models and their
@@ -69,7 +70,12 @@ class Agent(AgentSpec):
             raise ConfigError(f"agent {self.name!r}: {error}") from error
 
     def enqueue(
-        self, text: str, *, client: Client | None = None, thread: str | None = None, **options: Unpack[EnqueueOptions]
+        self,
+        text: Content,
+        *,
+        client: Client | None = None,
+        thread: str | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> Handle:
         """Store a run and wake a worker; options and errors as of ``Client.enqueue``."""
         client = client or default_client()
@@ -78,7 +84,7 @@ class Agent(AgentSpec):
 
     def run(
         self,
-        text: str,
+        text: Content,
         *,
         timeout: float | None = None,
         client: Client | None = None,
@@ -104,13 +110,13 @@ class Thread:
     def __repr__(self) -> str:
         return f"Thread({self.id!r}, {self.agent!r})"
 
-    def enqueue(self, text: str, *, client: Client | None = None, **options: Unpack[EnqueueOptions]) -> Handle:
+    def enqueue(self, text: Content, *, client: Client | None = None, **options: Unpack[EnqueueOptions]) -> Handle:
         """As ``Agent.enqueue``; ``on_busy`` and ``on_waiting`` say what it does while another run is at work."""
         return self.agent.enqueue(text, client=client, thread=self.id, **options)
 
     def send(
         self,
-        text: str,
+        text: Content,
         *,
         timeout: float | None = None,
         client: Client | None = None,

@@ -14,7 +14,7 @@ from agentq.errors import (
     RunNotHeldError,
     WaitTimeoutError,
 )
-from agentq.inputs import checked_limits, shown_name, whoami
+from agentq.inputs import checked_by, checked_limits, shown_name, whoami
 from agentq.link import Link
 from agentq.messages import Message
 from agentq.run import Approval, Event, Result, Run, Status
@@ -61,7 +61,13 @@ class Handle:
         a limit). A run that waits for a person is a result with ``stop_reason == "needs_approval"``.
         """
         started, pause, warned = time.monotonic(), 0.01, False
-        while (status := self.status()) in ("queued", "running") or self._only_others_are_at_it(status):
+        while True:
+            if (status := self.status()) not in ("queued", "running") and not self._only_others_are_at_it(status):
+                result = self.result()
+                # Somebody may have decided meanwhile, and it goes on.
+                asks = {approval.kind for approval in result.approvals} - {"deferred"}
+                if asks or result.stop_reason not in (None, "needs_approval"):
+                    return result
             waited = time.monotonic() - started
             if timeout is not None and waited >= timeout:
                 raise WaitTimeoutError(
@@ -73,7 +79,6 @@ class Handle:
             left = float("inf") if timeout is None else timeout - waited
             time.sleep(min(pause, max(left, 0.001)))
             pause = min(pause * 1.3, 0.25)
-        return self.result()
 
     def _only_others_are_at_it(self, status: Status) -> bool:
         """Whether it waits for nobody but the outside, which has calls of it."""
@@ -92,7 +97,7 @@ class Handle:
         """The result as it is now; raises as ``wait`` does where the run failed or was cancelled."""
         with self.client.database.autocommit() as connection:
             run = queries.run(connection, self.id)
-            is_waiting = queries.status(connection, self.id) == "waiting"
+            is_waiting = not run.is_terminal and queries.status(connection, self.id) == "waiting"
             messages = queries.messages(connection, self.id)
             waiting = queries.approvals(connection, run_id=self.id) if is_waiting else []
         if run.status == "cancelled":
@@ -100,11 +105,14 @@ class Handle:
         if run.error is not None:
             error: RunFailedError = run.error.to_exception()
             raise error
+        # One read after the other, while others may decide: it waits only for what is there to be decided.
+        is_waiting = bool(waiting)
+        status: Status = "waiting" if is_waiting else "running" if run.status == "waiting" else run.status
         spec = self.client.agents.get(run.agent)
         typed = spec is not None and spec.output is not None and run.stop_reason == "output"
         return Result(
             run_id=self.id,
-            status="waiting" if is_waiting else run.status,
+            status=status,
             stop_reason="needs_approval" if is_waiting else run.stop_reason,
             text=run.text,
             output=spec.output.load(run.output) if typed and spec and spec.output else run.output,
@@ -178,19 +186,42 @@ class Handle:
 
         Each is named by its call id, or by its Approval. Calls of sub-agents may be among them. ``by`` is who decides
         (default: the user of this machine), kept with when and why. Raises ApprovalNotPendingError, which says who was
-        faster, or that the deadline is over or the run has ended; ConfigError for changed arguments that do not fit the
-        tool, where the agent is known here (else the call is put before a person again), and for a call id that several
-        sub-agents wait with.
+        faster, or that the deadline is over or the run has ended; ConfigError for what is no decision, changed
+        arguments that do not fit the tool, where the agent is known here (else the call is put before a person again),
+        a call that is named twice, and a call id that several sub-agents wait with.
         """
-        asked = self.approvals() if decisions else []
+        decided_by = shown_name(checked_by(by) or whoami())
         of_runs: dict[str, dict[str, Decision]] = {}
-        for given, decision in decisions.items():
-            call_id = given.call_id if isinstance(given, Approval) else clean(given)
-            approval = given if isinstance(given, Approval) else _asked(asked, self.id, call_id)
+        for approval, call_id, decision in self._named(decisions):
             if approval is not None and isinstance(decision, Approve) and decision.arguments is not None:
                 check_arguments(self.client.agents.get(approval.agent), approval, decision.arguments)
-            of_runs.setdefault(approval.run_id if approval else self.id, {})[call_id] = decision
-        self.client.control.decide(of_runs, decided_by=shown_name(by or whoami()))
+            of_run = of_runs.setdefault(approval.run_id if approval else self.id, {})
+            if call_id in of_run:
+                raise ConfigError(f"call {call_id!r} is decided on twice; give one decision for each call")
+            of_run[call_id] = decision
+        self.client.control.decide(of_runs, decided_by=decided_by)
+
+    def _named(self, decisions: Mapping[str | Approval, Decision]) -> Iterator[tuple[Approval | None, str, Decision]]:
+        """Each decision with the call it is on, and that call's approval where there is one."""
+        if not isinstance(decisions, Mapping):
+            raise ConfigError(f"decisions map call ids to decisions, such as {{call_id: Approve()}}, not {decisions!r}")
+        asked = self.approvals() if decisions else []
+        for given, decision in decisions.items():
+            if not isinstance(decision, Decision):
+                raise ConfigError(f"{decision!r} is no decision; give Approve(), Reject('…'), Respond(…) or Settle(…)")
+            if isinstance(given, Approval):
+                yield given, given.call_id, decision
+            elif isinstance(given, str):
+                call_id = clean(given)
+                # Decided on before, perhaps of a sub-agent: then it is to be said by whom.
+                yield _asked(asked, self.id, call_id) or self._decided(call_id), call_id, decision
+            else:
+                raise ConfigError(f"a call is named by its id or its Approval, not by {given!r}")
+
+    def _decided(self, call_id: str) -> Approval | None:
+        """The last that was asked of a call with this id; of the run itself before those of the runs below it."""
+        found = [approval for approval in self.approvals(status=None) if approval.call_id == call_id]
+        return max(found, key=lambda each: (each.run_id == self.id, each.requested_at), default=None)
 
     def approve(
         self,

@@ -1,6 +1,6 @@
 """Where a conversation may be cut: behind any message, but never between a reply's calls and their results. No I/O."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentq.messages import AssistantMessage, Message, ToolMessage, ToolResult
@@ -9,6 +9,8 @@ from agentq.messages import AssistantMessage, Message, ToolMessage, ToolResult
 NOT_RUN = frozenset(
     {"skipped", "unknown_tool", "invalid_arguments", "rejected", "expired", "cancelled", "limit_exceeded"}
 )
+# Unless they say this: it had begun, or was handed to others.
+_UNSURE = ("may or may not have taken effect", "had done by then stands")
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,54 @@ def border(messages: Sequence[Message], to: int) -> int:
     return at if isinstance(said, AssistantMessage) and back >= len(said.calls) else reply
 
 
-def effects(run_ids: Sequence[str], messages: Sequence[Message], at: int) -> tuple[Effect, ...]:
-    """The calls behind the cut that were run, or may have been; ``run_ids`` are the runs the messages are of."""
-    found = []
+@dataclass(frozen=True)
+class Below:
+    """The run that a sub-agent did for a call, and what was said in it."""
+
+    run_id: str
+    messages: Sequence[Message]
+
+
+def effects(
+    run_ids: Sequence[str],
+    messages: Sequence[Message],
+    at: int,
+    below: Mapping[tuple[str, str], Below | None],
+) -> tuple[Effect, ...]:
+    """The calls behind the cut that were run, or may have been; ``run_ids`` are the runs the messages are of.
+
+    ``below`` has the sub-agents' runs by the run and the id of the call they are for: what those did is behind the cut
+    as well. It has None for a call that a person answered in its tool's place.
+    """
+    found: list[Effect] = []
     for place in range(at, len(messages)):
         reply = messages[place]
         if not isinstance(reply, AssistantMessage):
             continue
-        back = {m.result.call_id: m.result for m in messages[place + 1 :] if isinstance(m, ToolMessage)}
+        back = _results(messages, place)
         for call in reply.calls:
-            result = back.get(call.id)
-            if result is None or result.code not in NOT_RUN:
-                found.append(Effect(run_ids[place], call.id, call.name, call.arguments, result))
+            run_id, result = run_ids[place], back.get(call.id)
+            under = below.get((run_id, call.id), _NOBODY)
+            if under is not None and _may_have_run(result):
+                found.append(Effect(run_id, call.id, call.name, call.arguments, result))
+            if under:
+                found += effects([under.run_id] * len(under.messages), under.messages, 0, below)
     return tuple(found)
+
+
+_NOBODY = Below("", ())
+
+
+def _results(messages: Sequence[Message], reply: int) -> dict[str, ToolResult]:
+    """What the calls of a reply brought; some models use an id again in a later turn."""
+    found: dict[str, ToolResult] = {}
+    for message in messages[reply + 1 :]:
+        if isinstance(message, AssistantMessage):
+            break
+        if isinstance(message, ToolMessage):
+            found[message.result.call_id] = message.result
+    return found
+
+
+def _may_have_run(result: ToolResult | None) -> bool:
+    return result is None or result.code not in NOT_RUN or any(words in result.text for words in _UNSURE)

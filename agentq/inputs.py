@@ -8,15 +8,48 @@ from math import isfinite
 from typing import Any, TypedDict
 
 from agentq.agent import make_limits
-from agentq.errors import ConfigError
+from agentq.content import File, Image, check_together, joined
+from agentq.errors import ConfigError, ContentError
 from agentq.limits import LONGEST_SECS, Limits
 from agentq.results import to_json
 from agentq.text import clean, cut
 from agentq.wire import RANKS
 
 MAX_KEY_CHARS = 200
+MAX_DAYS = 36_500.0
 MAX_PLACES = 1_000_000
 MAX_REASON_CHARS = 4_000
+
+
+class Said(TypedDict):
+    """The message of a run: its text, and the images and files with their places in it."""
+
+    text: str
+    media: tuple[Image | File, ...]
+
+
+def checked_message(given: object) -> Said:
+    """A text, or parts: texts, images and files. Raises ConfigError, or ContentError that names the part."""
+    if isinstance(given, str):
+        return {"text": checked_text(given), "media": ()}
+    if isinstance(given, Image | File):
+        given = [given]
+    if not isinstance(given, list | tuple):
+        raise ConfigError(f"a run needs a message: a text, or a list of texts, images and files, not {_named(given)}")
+    for number, part in enumerate(given, 1):
+        if not isinstance(part, str | Image | File):
+            problem = f"part {number} of the message is a text, an Image or a File, not {_named(part)}"
+            raise ContentError(problem, part=number, problem="wrong_type")
+    text, media = joined(given)
+    if not media:
+        return {"text": checked_text(text), "media": ()}
+    check_together(media, "the message")
+    return {"text": text, "media": media}
+
+
+def _named(value: object) -> str:
+    """Its type: bytes need not be seen."""
+    return f"a value of type {type(value).__name__}"
 
 
 def checked_text(text: object) -> str:
@@ -118,6 +151,12 @@ def _checked_time(due_at: object) -> datetime | None:
         raise ConfigError(f"due_at is out of range: {due_at.isoformat()}") from None
 
 
+def checked_days(days: Any) -> float:
+    if isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days < MAX_DAYS:
+        raise ConfigError(f"keep_days is a positive number of days, not {days!r}")
+    return float(days)
+
+
 def checked_priority(priority: Any) -> int:
     """Its rank."""
     rank = RANKS.get(priority) if isinstance(priority, str) else None  # type: ignore[call-overload]
@@ -141,6 +180,13 @@ def checked_place(key: object, limit: object) -> Place:
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_PLACES:
         raise ConfigError(f"concurrency_limit is a number from 1 to {MAX_PLACES}, not {limit!r}")
     return {"concurrency_key": checked_key("concurrency_key", key), "concurrency_limit": limit}
+
+
+def checked_by(by: object) -> str | None:
+    """Who decides, where somebody is named."""
+    if by is not None and not isinstance(by, str):
+        raise ConfigError(f"by is the name of who decides, a text, not {by!r}")
+    return by
 
 
 def shown_name(name: str) -> str:

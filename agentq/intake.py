@@ -1,11 +1,12 @@
 """New runs are taken in: written in a transaction of ours, or in the caller's, and begun once that is committed."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from agentq.link import Link
 from agentq.services import patience_secs
-from agentq.storage import callers, enqueue, line
+from agentq.storage import blobs, callers, enqueue, line
 from agentq.storage.callers import Callers
 from agentq.storage.enqueue import NewRun, Start
 from agentq.storage.sql import Writer
@@ -24,9 +25,11 @@ def take_in(link: Link, new: Sequence[NewRun], connection: Any = None) -> list[s
     if connection is None:
         return _in_ours(link, new)
     theirs = callers.of(connection, link.database)
-    theirs.check()
+    has_media = any(run.media for run in new)
+    theirs.check(has_media=has_media)
     # Nothing in it waits for a line, whose others would wait for the caller's commit then.
-    ids = _write(link, theirs, new, "guest")
+    with theirs.undone_if_refused() if has_media else nullcontext():
+        ids = _write(link, theirs, new, "guest")
     tell_after_commit(link, theirs, new, ids)
     return ids
 
@@ -34,7 +37,7 @@ def take_in(link: Link, new: Sequence[NewRun], connection: Any = None) -> list[s
 def _in_ours(link: Link, new: Sequence[NewRun]) -> list[str]:
     first, database = new[0], link.database
     # The lock of a line lasts as long as a transaction.
-    is_one = len(new) == 1 and first.start != "line"
+    is_one = len(new) == 1 and first.start != "line" and not first.media
     with (database.autocommit if is_one else database.transaction)() as connection:
         ids = _write(link, connection, new, first.start)
         wake_ups = let_begin(link, connection, new, ids)
@@ -58,10 +61,26 @@ def tell_after_commit(link: Link, theirs: Callers, new: Sequence[NewRun], ids: S
 
 
 def _write(link: Link, connection: Writer, new: Sequence[NewRun], start: Start) -> list[str]:
-    patience = patience_secs(link.settings.lease_secs)
     if len(new) == 1:
-        return [enqueue.insert(connection, new[0], patience_secs=patience, start=start)]
-    return enqueue.insert_many(connection, new, announced=ANNOUNCED, patience_secs=patience, start=start)
+        return [write_one(link, connection, new[0], start)]
+    patience = patience_secs(link.settings.lease_secs)
+    if has_media := any(run.media for run in new):
+        blobs.put(connection, (one for run in new for one in run.media))
+    ids = enqueue.insert_many(connection, new, announced=ANNOUNCED, patience_secs=patience, start=start)
+    if has_media:
+        made = (run for run, run_id in zip(new, ids, strict=True) if run.id == run_id)
+        blobs.refer(connection, *(("run_id", run.id, run.media) for run in made))
+    return ids
+
+
+def write_one(link: Link, connection: Writer, new: NewRun, start: Start, *, position: int | None = None) -> str:
+    """Write a run, at its ``position`` on its thread; the answer is its id, or that of the one with the same key."""
+    blobs.put(connection, new.media)
+    patience = patience_secs(link.settings.lease_secs)
+    run_id = enqueue.insert(connection, new, patience_secs=patience, start=start, position=position)
+    if run_id == new.id:
+        blobs.refer(connection, ("run_id", run_id, new.media))
+    return run_id
 
 
 def _wake_ups(new: Sequence[NewRun], ids: Sequence[str]) -> list[WakeUp]:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
+from agentq.content import File, Image, Media, split
 from agentq.text import clean
 
 
@@ -66,10 +67,18 @@ Stop = Literal["final", "tool_calls", "length", "blocked"]
 
 
 class UserMessage(Value):
+    """What a user said; ``media`` are the images and files that belong to it, each with its place in the text."""
+
     role: Literal["user"] = "user"
     text: str
+    media: tuple[Media, ...] = ()
 
     _clean = field_validator("text")(clean)
+
+    @property
+    def parts(self) -> list[str | Image | File]:
+        """Texts, images and files in order."""
+        return split(self.text, self.media)
 
 
 class AssistantMessage(Value):
@@ -90,15 +99,24 @@ ResultStatus = Literal["success", "error", "rejected"]
 
 
 class ToolResult(Value):
-    """What one call came back as. ``code`` names the kind of error; ``text`` is what the model sees, never empty."""
+    """What one call came back as. ``code`` names the kind of error; ``text`` is what the model sees, never empty.
+
+    ``media`` are the images and files that the tool returned, each with its place in the text.
+    """
 
     call_id: str
     name: str
     status: ResultStatus = "success"
     code: str | None = None
     text: str
+    media: tuple[Media, ...] = ()
 
     _clean = field_validator("text")(clean)
+
+    @property
+    def parts(self) -> list[str | Image | File]:
+        """Texts, images and files in order."""
+        return split(self.text, self.media)
 
     @classmethod
     def error(cls, call: ToolCall, code: str, text: str) -> Self:
@@ -111,6 +129,26 @@ class ToolMessage(Value):
 
 
 Message = Annotated[UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+def media_of(message: Message) -> tuple[Image | File, ...]:
+    """The images and files that belong to a message."""
+    match message:
+        case UserMessage():
+            return message.media
+        case ToolMessage(result=result):
+            return result.media
+        case _:
+            return ()
+
+
+def with_media(message: Message, media: tuple[Image | File, ...]) -> Message:
+    """The message with others in their place."""
+    if isinstance(message, ToolMessage):
+        return ToolMessage(result=message.result.model_copy(update={"media": media}))
+    return message.model_copy(update={"media": media})
+
+
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 _PLACED: TypeAdapter[list[tuple[int, Message]]] = TypeAdapter(list[tuple[int, Message]])
 

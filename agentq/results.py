@@ -18,6 +18,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, SecretBytes, SecretStr
 
+from agentq.content import File, Image, check_together, joined
+from agentq.errors import ContentError
 from agentq.limits import MAX_RESULT_CHARS
 from agentq.text import clean, cut
 
@@ -36,6 +38,29 @@ def to_text(value: Any, limit: int = MAX_RESULT_CHARS) -> str:
     form = to_json(value)
     text = form if isinstance(form, str) and form.strip() else clean(_dumps(form))
     return cut(text, limit)
+
+
+def to_content(value: Any) -> tuple[str, tuple[Image | File, ...]]:
+    """The text of ``to_text``, and the images and files of a value that is one, or a list with some in it.
+
+    In such a list each other value has its own form. Raises TypeError for a value without a form, or one that has an
+    image deeper inside; ContentError for more of them than a message may have.
+    """
+    parts = [value] if isinstance(value, Image | File) else value
+    if not isinstance(parts, list | tuple) or not any(isinstance(part, Image | File) for part in parts):
+        return to_text(value), ()
+    text, media = joined(part if isinstance(part, Image | File) else to_text(part) for part in parts)
+    check_media(media)
+    text = cut(text or " ".join(map(str, media)), MAX_RESULT_CHARS)
+    return text, tuple(one.placed(min(one.at, len(text))) for one in media)
+
+
+def check_media(media: Sequence[Image | File]) -> None:
+    """Raises ContentError where a result cannot have them."""
+    check_together(media, "the result")
+    for one in media:
+        if one.data is None and not one.url:
+            raise ContentError(f"{one} has no bytes; give those that Client.read returns", problem="empty")
 
 
 def to_json(value: Any, _above: tuple[int, ...] = ()) -> Any:
@@ -117,6 +142,10 @@ def _order(item: Any) -> tuple[str, float, str]:
     return (type(item).__name__, number, json.dumps(item, sort_keys=True))
 
 
+def _media(value: Image | File, _: tuple[int, ...]) -> Any:
+    raise TypeError(f"{value} has no JSON form; a tool may return it by itself, or in a list")
+
+
 _FORMS: tuple[tuple[Any, Callable[[Any, tuple[int, ...]], Any]], ...] = (
     (Enum, lambda value, above: to_json(value.value, above)),
     (float, _float),
@@ -124,6 +153,7 @@ _FORMS: tuple[tuple[Any, Callable[[Any, tuple[int, ...]], Any]], ...] = (
     (timedelta, lambda value, _: value.total_seconds()),
     (_AS_TEXT, lambda value, _: str(value)),
     ((bytes, bytearray, memoryview), _bytes),
+    ((Image, File), _media),
     # A root model, or one with a serializer of its own, is whatever that gives.
     (BaseModel, lambda value, above: to_json(value.model_dump(), above)),
     (Mapping, _mapping),

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
+from agentq.content import File, Image
 from agentq.errors import LockedError, UnavailableError
 from agentq.ids import new_id
 from agentq.limits import Limits
-from agentq.messages import ToolResult, Usage
+from agentq.messages import ToolResult, Usage, media_of
 from agentq.outcomes import Cancelled, Transition
 from agentq.run import ApprovalKind, OpenCall, Progress, Snapshot
 from agentq.services import Services
 from agentq.steering import go_on_with
 from agentq.steps.tool_batch import CallDone
-from agentq.storage import approvals, calls, children, commits, endings, enqueue, inbox, line, steps
+from agentq.storage import approvals, blobs, calls, children, commits, endings, enqueue, inbox, line, steps
 from agentq.storage.approvals import Question
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested, Next, Steered
@@ -78,13 +79,18 @@ class Saver:
         the lease is kept for the next step, which is then ours to do: nothing is to be sent.
         """
 
+        media = _media(transition)
+
         def attempt() -> tuple[Snapshot, list[WakeUp]]:
             wanted = transition
             options: dict[str, Any] = {"questions": questions, "stays": stays}
             while True:
                 try:
                     with self._enough_for(wanted) as connection:
-                        return self.apply(connection, wanted, token, [event], **options)
+                        blobs.put(connection, media)
+                        saved = self.apply(connection, wanted, token, [event], **options)
+                        blobs.refer(connection, ("run_id", transition.snapshot.run_id, media))
+                        return saved
                 except CancelRequested:
                     wanted, options = cancel(wanted), {"even_if_cancelled": True}
                 except Steered as found:
@@ -99,6 +105,7 @@ class Saver:
         leaves = transition.snapshot.concurrency_key is not None and transition.ending is not None
         hears_late = transition.ending is not None and transition.snapshot.steered > transition.snapshot.heard
         is_one = commits.is_one_statement(transition) and not opens_batch and not leaves and not hears_late
+        is_one = is_one and not _media(transition)
         return database.autocommit() if is_one else database.transaction()
 
     def give_back(self, claim: Claim) -> Again:
@@ -139,6 +146,7 @@ class Saver:
 
         def attempt() -> tuple[CallEnd, Snapshot]:
             with self._services.database.transaction() as connection:
+                blobs.put(connection, done.result.media)
                 return self._finish(connection, ref, done, token, event, lane=lane, used=used)
 
         end, snapshot = self._patiently(attempt)
@@ -197,6 +205,7 @@ class Saver:
     ) -> tuple[CallEnd, Snapshot]:
         finished = calls.finish(connection, ref, done.result, token=token, event=event, was_asked=was_asked, used=used)
         snapshot = finished.snapshot
+        blobs.refer(connection, ("run_id", ref.run_id, done.result.media))
         is_ending = snapshot.cancel_requested or done.ends is not None
         if is_ending and finished.open_calls > 0:
             calls.refuse_claims(connection, ref.run_id)
@@ -348,6 +357,10 @@ def _budget(snapshot: Snapshot, own: Limits) -> dict[str, Any]:
 def _least(own: float | None, left: float | None) -> float | None:
     given = [each for each in (own, left) if each is not None]
     return min(given, default=None)
+
+
+def _media(transition: Transition) -> list[Image | File]:
+    return [one for _, message in transition.messages for one in media_of(message)]
 
 
 def _opens_batch(transition: Transition) -> bool:

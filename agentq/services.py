@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from agentq.agent import AgentSpec
+from agentq.blob_cache import BlobCache
 from agentq.dispatch import Dispatcher
 from agentq.heartbeat import Heartbeat
 from agentq.providers.base import Provider
@@ -46,6 +47,11 @@ class Services:
     def transcripts(self) -> Transcripts:
         """What this process knows of conversations."""
         return Transcripts(self.database)
+
+    @cached_property
+    def blobs(self) -> BlobCache:
+        """What this process knows of images and files."""
+        return BlobCache(self.database)
 
     @property
     def patience_secs(self) -> float:

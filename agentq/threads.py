@@ -1,15 +1,17 @@
 """Stored conversations: read them, cut them back, copy them, delete them; the messages come from runs of agents."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from agentq.errors import ConfigError, RunNotFoundError
+from agentq.errors import ConfigError, RunNotFoundError, UnavailableError
 from agentq.handle import Handle
-from agentq.history import Effect, Rewound, border, effects
+from agentq.history import Below, Effect, Rewound, border, effects
 from agentq.inputs import checked_thread
 from agentq.link import Link
-from agentq.messages import Message
-from agentq.storage import threads
+from agentq.messages import Message, media_of
+from agentq.output import OUTPUT_TOOL
+from agentq.storage import blobs, queries, threads
 from agentq.storage.threads import Said
 
 
@@ -33,8 +35,8 @@ class StoredThread:
 
         The cut moves back to where no call is left without its result. A run that is under way and has messages behind
         the cut is cancelled and takes no part in the thread any more, which is free at once. What tools have done
-        outside stays done: ``Rewound.effects`` lists it. Raises ThreadNotFoundError; ConfigError where the thread is
-        not so long.
+        outside, those of sub-agents too, stays done: ``Rewound.effects`` lists it. Raises ThreadNotFoundError;
+        ConfigError where the thread is not so long.
         """
         control = self.client.control
         with self.client.database.transaction() as connection:
@@ -46,14 +48,13 @@ class StoredThread:
             behind = {each.run_id for each in said[at:]}
             is_open = [run.id for run in threads.open_runs(connection, self.id) if run.id in behind]
             ended = [control.cancel_in(connection, run_id) for run_id in is_open]
-            if ended:
-                # What their ends added to the conversation.
-                said = threads.said(connection, self.id)
-            threads.cut(connection, self.id, said[:at], said[at])
-            done = _effects(said, at)
+            # What those behind the cut have added up to their ends; one before it may have gone on as well.
+            first, said = said[at], threads.said(connection, self.id)
+            at = next(place for place, each in enumerate(said) if each.place == first.place)
+            threads.cut(connection, self.id, said[:at], first)
         for each in ended:
             control.after_cancel(*each)
-        return Rewound(at, done)
+        return Rewound(at, self._effects(said, at))
 
     def fork(self, thread_id: str, *, at: int | None = None) -> "StoredThread":
         """A new thread that begins with a copy of this one: of all of it, or as ``rewind`` would leave it.
@@ -65,8 +66,11 @@ class StoredThread:
             threads.lock(connection, self.id)
             said = threads.said(connection, self.id)
             kept = said[: self._border(said, len(said) if at is None else at)]
+            media = [one for each in kept for one in media_of(each.message)]
+            blobs.put(connection, media)
             if not threads.fork(connection, other.id, kept):
                 raise ConfigError(f"there is a thread {other.id!r} already; choose another name, or delete it")
+            blobs.refer(connection, ("thread_id", other.id, media))
         return other
 
     def retry(self, *, limits: Mapping[str, Any] | None = None) -> Handle:
@@ -87,14 +91,26 @@ class StoredThread:
         with self.client.database.transaction() as connection:
             threads.lock(connection, self.id)
             threads.check_idle(connection, self.id)
-            return threads.delete(connection, [self.id])
+            deleted = threads.delete(connection, [self.id])
+        with suppress(UnavailableError):
+            # Left to the next one who deletes something.
+            blobs.delete_unreferenced(self.client.database)
+        return deleted
 
-    def _border(self, said: list[Said], to: int) -> int:
+    def _border(self, said: list[Said], to: object) -> int:
+        if isinstance(to, bool) or not isinstance(to, int):
+            raise ConfigError(f"thread {self.id!r} is cut at a number of messages, not at {to!r}")
         try:
             return border([each.message for each in said], to)
         except IndexError as error:
             raise ConfigError(f"thread {self.id!r}: {error}, so it cannot be cut at {to}") from error
 
-
-def _effects(said: list[Said], at: int) -> tuple[Effect, ...]:
-    return effects([each.run_id for each in said], [each.message for each in said], at)
+    def _effects(self, said: list[Said], at: int) -> tuple[Effect, ...]:
+        run_ids = [each.run_id for each in said]
+        with self.client.database.autocommit() as connection:
+            found = {
+                call: None if run_id is None else Below(run_id, queries.messages(connection, run_id))
+                for call, run_id in threads.below(connection, run_ids[at:]).items()
+            }
+        done = effects(run_ids, [each.message for each in said], at, found)
+        return tuple(effect for effect in done if effect.tool != OUTPUT_TOOL)

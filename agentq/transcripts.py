@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from agentq.messages import AssistantMessage, Message, ToolMessage, UserMessage
+from agentq.messages import AssistantMessage, Message, ToolMessage, UserMessage, media_of, with_media
 from agentq.run import Snapshot
 from agentq.storage import steps, threads
 from agentq.storage.database import Database
@@ -62,7 +62,8 @@ class Transcripts:
         with self._lock:
             known = self._known.get(after.run_id)
         if known is not None and known.number == after.event_count - events:
-            self._keep(after.run_id, known.earlier or (), dict(messages), after.event_count)
+            new = {at: _without_bytes(message) for at, message in messages}
+            self._keep(after.run_id, known.earlier or (), new, after.event_count)
 
     def forget(self, run_id: str) -> None:
         """Of a run that has ended."""
@@ -89,12 +90,18 @@ class Transcripts:
         self._chars -= known.chars if known else 0
 
 
+def _without_bytes(message: Message) -> Message:
+    """As it is stored."""
+    media = media_of(message)
+    return with_media(message, tuple(one.with_data(None) for one in media)) if media else message
+
+
 def _chars(message: Message) -> int:
     match message:
         case AssistantMessage():
             blocks = sum(len(str(block.data)) for block in message.reasoning)
             return _EACH + len(message.text) + sum(len(call.arguments) for call in message.calls) + blocks
         case ToolMessage():
-            return _EACH + len(message.result.text)
+            return _EACH * (1 + len(message.result.media)) + len(message.result.text)
         case UserMessage():
-            return _EACH + len(message.text)
+            return _EACH * (1 + len(message.media)) + len(message.text)

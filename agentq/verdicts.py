@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from agentq.agent import AgentSpec
+from agentq.agent import TASK, AgentSpec
 from agentq.approvals import Approve, Complete, Decision, Fail, Reject, Respond, Settle
-from agentq.arguments import ArgumentsError
+from agentq.arguments import ArgumentsError, Parameters
 from agentq.errors import ConfigError
 from agentq.inputs import json_object, shown_reason
 from agentq.messages import ToolResult
@@ -96,15 +96,22 @@ def _kind(decision: Decision) -> ApprovalKind:
 def check_arguments(agent: AgentSpec | None, approval: Approval, changed: Mapping[str, Any]) -> None:
     """Raises ConfigError where the tool would not take them; a process without the agent leaves that to a worker."""
     found = agent.tools.get(approval.tool) if agent else None
-    if found is None:
-        return
+    if found is not None:
+        _check_fit(found.parameters, approval, json.dumps(json_object("arguments", changed)))
+
+
+def check_task(call: OpenCall, answer: Answer) -> None:
+    """The same for a call of a sub-agent, in any process: what is handed to them has one form."""
+    if call.kind == "agent" and answer.edited is not None:
+        _check_fit(TASK, call, answer.edited)
+
+
+def _check_fit(parameters: Parameters, call: Approval | OpenCall, changed: str) -> None:
     try:
-        found.parameters.parse(json.dumps(json_object("arguments", changed)))
+        parameters.parse(changed)
     except ArgumentsError as error:
         listed = str(error).replace("\n", "; ")
-        raise ConfigError(
-            f"call {approval.call_id!r}: the changed arguments do not fit {approval.tool}: {listed}"
-        ) from error
+        raise ConfigError(f"call {call.call_id!r}: the changed arguments do not fit {call.tool}: {listed}") from error
 
 
 def _as_text(result: Any) -> str:

@@ -18,6 +18,7 @@ COMMANDS = {
     "why": Lazy("agentq.cli.why:why", "Say what a run waits for, and what would move it."),
     "approvals": Lazy("agentq.cli.approvals:approvals", "Decide on calls that wait for a person."),
     "threads": Lazy("agentq.cli.threads:threads", "Show, cut, copy and delete conversations."),
+    "purge": Lazy("agentq.cli.purge:purge", "Delete what ended long ago."),
     "check-inflight": Lazy("agentq.cli.inflight:check_inflight", "Find open runs that new code could not go on with."),
     "db": Lazy("agentq.cli.db:db", "Bring the database's schema up to date."),
     "doctor": Lazy("agentq.cli.doctor:doctor", "Check the installation and say how to fix it."),

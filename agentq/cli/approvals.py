@@ -4,9 +4,12 @@ from typing import Any
 
 import click
 
+from agentq.approvals import Approve, Reject
+from agentq.arguments import load_json
 from agentq.cli import options
 from agentq.cli.output import age, approval_json, local, print_fields, print_json, print_table
 from agentq.errors import ApprovalNotPendingError
+from agentq.handle import Handle
 from agentq.run import Approval
 
 
@@ -24,6 +27,9 @@ def ls(given: dict[str, Any], /, *, run_id: str | None, decided_too: bool, as_js
     """List waiting calls, the oldest first."""
     with options.reading_client(given) as client:
         found = client.approvals(run_id=run_id, status=None if decided_too else "pending")
+        if run_id is not None and not found:
+            # To tell a run that asks nothing from one that is not there.
+            client.handle(run_id).status()
     if as_json:
         for approval in found:
             print_json(approval_json(approval))
@@ -52,6 +58,27 @@ def _row(approval: Approval) -> tuple[Any, ...]:
     )
 
 
+def _decide(handle: Handle, call_id: str, decision: Approve | Reject, by: str | None) -> None:
+    """Decide, and say so; a call that was decided on in the same way before is left as it is."""
+    word = "approved" if isinstance(decision, Approve) else "rejected"
+    try:
+        handle.decide({call_id: decision}, by=by)
+    except ApprovalNotPendingError as error:
+        if error.details.get("status") != word or not _is_same(handle, call_id, decision):
+            raise
+        click.echo(f"nothing to do: {error.message}")
+    else:
+        click.echo(f"{word} {call_id} of run {handle.id}")
+
+
+def _is_same(handle: Handle, call_id: str, decision: Approve | Reject) -> bool:
+    """Whether the call's record says all that the decision does."""
+    record = [approval for approval in handle.approvals(status=None) if approval.call_id == call_id][-1]
+    given = decision.arguments if isinstance(decision, Approve) else None
+    edited = None if record.edited is None else load_json(record.edited)
+    return given == edited and (record.sticky or not decision.sticky)
+
+
 _by = click.option("--by", metavar="NAME", help="Who decides.  [default: you, at this machine]")
 
 
@@ -67,6 +94,7 @@ _sticky = click.option("--sticky", is_flag=True, help="For the tool's other call
 def show(given: dict[str, Any], /, *, run_id: str, call_id: str, as_json: bool) -> None:
     """Everything about a call that waits, or was decided on."""
     with options.reading_client(given) as client:
+        client.handle(run_id).status()
         of_run = client.approvals(run_id=run_id, status=None)
     found = [approval for approval in of_run if approval.call_id == call_id]
     if not found:
@@ -104,8 +132,7 @@ def approve(
 ) -> None:
     """Let a waiting call run."""
     with options.reading_client(given) as client:
-        client.handle(run_id).approve(call_id, arguments=arguments, reason=reason, sticky=sticky, by=by)
-    click.echo(f"approved {call_id} of run {run_id}")
+        _decide(client.handle(run_id), call_id, Approve(arguments, reason, sticky), by)
 
 
 @approvals.command()
@@ -188,5 +215,4 @@ def complete(
 def reject(given: dict[str, Any], /, *, run_id: str, call_id: str, reason: str, sticky: bool, by: str | None) -> None:
     """Do not let a waiting call run; the model sees the reason."""
     with options.reading_client(given) as client:
-        client.handle(run_id).reject(call_id, reason=reason, sticky=sticky, by=by)
-    click.echo(f"rejected {call_id} of run {run_id}")
+        _decide(client.handle(run_id), call_id, Reject(reason, sticky), by)

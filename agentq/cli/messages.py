@@ -1,10 +1,11 @@
 """How a conversation is shown to people."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import click
 
 from agentq.cli.output import paint
+from agentq.content import File, Image
 from agentq.messages import AssistantMessage, Message, ToolMessage
 
 RESULT_CHARS = 500
@@ -22,12 +23,19 @@ def print_messages(messages: Sequence[Message], *, numbered: bool = False) -> No
 def _said(message: Message) -> list[tuple[str, str]]:
     match message:
         case ToolMessage(result=result):
-            return [("tool", f"{result.name} -> {_shortened(result.text)}")]
+            return [
+                ("tool", f"{result.name} -> {_shortened(_in_words(result.parts) if result.media else result.text)}")
+            ]
         case AssistantMessage():
             calls = [("calls", f"{call.name} {call.arguments}") for call in message.calls]
             return ([("model", message.text)] if message.text else []) + calls
         case _:
-            return [("user", message.text)]
+            return [("user", _in_words(message.parts) if message.media else message.text)]
+
+
+def _in_words(parts: Iterable[str | Image | File]) -> str:
+    """With a word in the place of each image and file."""
+    return "\n".join(map(str, parts))
 
 
 def _shortened(text: str) -> str:

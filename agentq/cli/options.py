@@ -1,6 +1,5 @@
 """Options and values that several commands share, and the way to a client."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import click
 
 from agentq import embedded
 from agentq.agent import AgentSpec
+from agentq.arguments import load_json
 from agentq.cli.program import say
 from agentq.client import Client
 from agentq.config import Settings, load, unknown_variables
@@ -102,7 +102,7 @@ def json_object(_ctx: click.Context, _param: click.Parameter, value: str | None)
     if value is None:
         return None
     try:
-        found = json.loads(value)
+        found = load_json(value)
     except ValueError as error:
         raise click.BadParameter(f"this is not JSON: {error}") from error
     if not isinstance(found, dict):

@@ -1,7 +1,7 @@
 """``agentq run``: enqueue one run, wait for it, print its answer."""
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, get_args
 
@@ -14,6 +14,7 @@ from agentq.cli import options, timeline
 from agentq.cli.output import approval_json, print_json
 from agentq.cli.program import FAILED, WAITS, say
 from agentq.client import Client
+from agentq.content import Content, File, Image
 from agentq.errors import AgentqError, ErrorInfo, RunCancelledError, RunFailedError
 from agentq.handle import Handle
 from agentq.run import Approval, Result
@@ -24,6 +25,8 @@ from agentq.wire import RANKS
 @click.command()
 @click.argument("agent")
 @click.argument("text")
+@click.option("--image", "images", multiple=True, metavar="PATH_OR_URL", help="An image for it; repeat it for more.")
+@click.option("--file", "files", multiple=True, metavar="PATH_OR_URL", help="A file, such as a PDF or a text.")
 @click.option("--watch", is_flag=True, help="Print each step on stderr as it is done.")
 @click.option("--wait/--no-wait", default=True, help="Wait for the answer, or print the run's id at once.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer than this.")
@@ -59,17 +62,29 @@ from agentq.wire import RANKS
 @options.agents
 @options.as_json
 @click.pass_context
-def run(ctx: click.Context, /, agent: str, text: str, *, places: str | None, as_json: bool, **given: Any) -> None:
+def run(
+    ctx: click.Context,
+    /,
+    agent: str,
+    text: str,
+    *,
+    images: tuple[str, ...],
+    files: tuple[str, ...],
+    places: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Run AGENT with the message TEXT and print its answer.
 
     A run that waits for a person ends this command with exit code 4 and the commands that approve its calls. When this
     command is interrupted, the run goes on.
     """
+    message = _message(text, images, files)
     wait, watch, timeout = given.pop("wait"), given.pop("watch"), given.pop("timeout")
     options.warn_of_unknown_variables()
     with options.client(ctx.obj, places=places) as client:
         _check_services(client)
-        handle = client.enqueue(agent, text, **given)
+        handle = client.enqueue(agent, message, **given)
         if not wait:
             print_json({"run_id": handle.id, "is_new": handle.is_new}) if as_json else click.echo(handle.id)
             return
@@ -84,6 +99,17 @@ def run(ctx: click.Context, /, agent: str, text: str, *, places: str | None, as_
             ctx.exit(FAILED)
         _print_result(result, as_json=as_json)
     ctx.exit(WAITS if result.stop_reason == "needs_approval" else 0)
+
+
+def _message(text: str, images: Sequence[str], files: Sequence[str]) -> Content:
+    """Read before a client is made: a wrong path is said at once."""
+    media = [_given(Image, place) for place in images] + [_given(File, place) for place in files]
+    return [text, *media] if media else text
+
+
+def _given(kind: type[Image] | type[File], place: str) -> Image | File:
+    is_url = place.lower().startswith(("http://", "https://"))
+    return kind.from_url(place) if is_url else kind.from_path(place)
 
 
 def _check_services(client: Client) -> None:

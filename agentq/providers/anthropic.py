@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from agentq.content import File, Image
 from agentq.messages import AssistantMessage, ToolMessage, UserMessage
 from agentq.providers.anthropic_reply import is_sendable, read_reply
 from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
+from agentq.providers.content import base64_of, is_image, is_pdf, placeholder, text_of, unsupported
 from agentq.providers.endpoint import Endpoint, Secret
 from agentq.providers.schemas import ANTHROPIC, narrowed
 from agentq.providers.transcript import IdRule, SentIds, arguments_object, kept_blocks, sent_name
@@ -90,7 +92,7 @@ def _messages(request: ModelRequest, name: str) -> list[dict[str, Any]]:
     for message in request.messages:
         match message:
             case UserMessage():
-                role, blocks = "user", _text(message.text)
+                role, blocks = "user", _said(message, name)
             case ToolMessage():
                 role, blocks = "user", [_result(message, ids)]
             case AssistantMessage():
@@ -107,10 +109,56 @@ def _text(text: str) -> list[dict[str, Any]]:
     return [{"type": "text", "text": text}] if text.strip() else []
 
 
+def _said(message: UserMessage, name: str) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    for part in message.parts:
+        if isinstance(part, str):
+            blocks += _text(part)
+        elif (block := _block(part)) is not None:
+            blocks.append(block)
+        else:
+            raise unsupported(part, name)
+    return blocks
+
+
 def _result(message: ToolMessage, ids: SentIds) -> dict[str, Any]:
     result = message.result
-    block = {"type": "tool_result", "tool_use_id": ids.for_result(result.call_id), "content": result.text}
+    block: dict[str, Any] = {
+        "type": "tool_result",
+        "tool_use_id": ids.for_result(result.call_id),
+        "content": result.text,
+    }
+    if result.media:
+        # A result that is an error may hold nothing but text.
+        shown = [
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else (_block(part) if result.status == "success" else None) or {"type": "text", "text": placeholder(part)}
+            for part in result.parts
+        ]
+        block["content"] = shown
     return block if result.status == "success" else {**block, "is_error": True}
+
+
+def _block(media: Image | File) -> dict[str, Any] | None:
+    """An image or a document; None where there is no form for it."""
+    title = {"title": media.name} if media.name else {}
+    if is_image(media):
+        return {"type": "image", "source": _source(media)}
+    if is_pdf(media):
+        return {"type": "document", "source": _source(media), **title}
+    text = text_of(media)
+    if text is None:
+        return None
+    if not text.strip():
+        return {"type": "text", "text": f"{str(media)[:-1]}: it is blank]"}
+    return {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": text}, **title}
+
+
+def _source(media: Image | File) -> dict[str, Any]:
+    if media.url:
+        return {"type": "url", "url": media.url}
+    return {"type": "base64", "media_type": media.media_type, "data": base64_of(media)}
 
 
 def _reply(message: AssistantMessage, name: str, model: str, ids: SentIds) -> list[dict[str, Any]]:

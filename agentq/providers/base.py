@@ -26,7 +26,8 @@ class OutputFormat:
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """One model call in neutral words. ``settings`` go out as they are (temperature, max_tokens, …); none is invented.
+    """One model call in neutral words. Images and files in ``messages`` have their bytes, those known by a URL none.
+    ``settings`` go out as they are (temperature, max_tokens, …); none is invented.
 
     ``output`` is what the provider's own ``output_format`` gave. ``timeout_secs`` bounds the whole call, connecting and
     reading included.

@@ -73,6 +73,16 @@ _TOO_LONG = re.compile(
 )
 _NO_MONEY = re.compile(r"credit balance|spend limit|api usage limit|insufficient (credit|fund|balance)", re.IGNORECASE)
 _MODERATED = re.compile(r"moderation|flagged|content (policy|filter)", re.IGNORECASE)
+_UNSUPPORTED = re.compile(
+    r"unknown variant `?(image_url|file)\b|image_url is only supported|no endpoints found that support (image|file)"
+    r"|(image|vision|multimodal|pdf|document|file)s?( inputs?| contents?)? (is|are) not (supported|enabled)"
+    r"|(does not|doesn't|do not) support (image|vision|multimodal|pdf|document|file)|not a multimodal model"
+    r"|at most 0 images?\b|missing data required for image|\bcontent must be a string"
+    # What it could take if it were another one.
+    r"|image (exceeds|dimensions? exceed)|could not process (image|pdf|document)|unsupported image"
+    r"|error while downloading",
+    re.IGNORECASE,
+)
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
@@ -134,6 +144,8 @@ def _kind(body: _Body, status: int) -> ProviderFault:
         return "quota_exceeded"
     if status in {200, 400, 413, 422} and _TOO_LONG.search(body.message):
         return "context_too_long"
+    if status in {200, 400, 404, 415, 422, 500} and _UNSUPPORTED.search(body.message):
+        return "content_unsupported"
     if status == 403 and _MODERATED.search(body.message):
         return "content_filtered"
     return known[0] if known else _by_status(body, status)

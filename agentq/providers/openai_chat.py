@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentq.messages import AssistantMessage, ToolMessage, UserMessage
+from agentq.content import File, Image
+from agentq.messages import AssistantMessage, ToolMessage, ToolResult, UserMessage
 from agentq.output import OUTPUT_TOOL
 from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
 from agentq.providers.chat_reply import read_reply
+from agentq.providers.content import as_words, data_url, is_image, is_pdf, placeholder, unsupported
 from agentq.providers.endpoint import Endpoint, Secret
 from agentq.providers.profiles import PROFILES, Profile, variable
 from agentq.providers.schemas import OPENAI, narrowed
@@ -93,6 +95,7 @@ def _messages(request: ModelRequest, name: str, profile: Profile) -> list[dict[s
     writer = _Writer(request, name, profile)
     for position, message in enumerate(request.messages):
         writer.add(message, position)
+    writer.show()
     return writer.sent
 
 
@@ -104,6 +107,9 @@ class _Writer:
     sent: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        # What tools have returned beside text: a tool message takes nothing else, so it goes into a user's.
+        self._shown: list[dict[str, Any]] = []
+        self._number = 0
         self._ids = SentIds(self.profile.call_ids)
         users = [i for i, message in enumerate(self.request.messages) if isinstance(message, UserMessage)]
         self._loop_start = 0 if self.profile.reasoning_back == "always" else max(users, default=0)
@@ -116,14 +122,57 @@ class _Writer:
                 self._add_user(message)
             case ToolMessage(result=result):
                 sent_id = self._ids.for_result(result.call_id)
-                self.sent.append({"role": "tool", "tool_call_id": sent_id, "content": result_text(result)})
+                text = result_text(self._in_words(result) if result.media else result)
+                self.sent.append({"role": "tool", "tool_call_id": sent_id, "content": text})
             case AssistantMessage():
+                self.show()
                 self._add_assistant(message, with_reasoning=position >= self._loop_start)
 
+    def show(self) -> None:
+        """Show what the tools returned, behind all results of their turn."""
+        if self._shown:
+            self._add_user(UserMessage(text=""))
+
     def _add_user(self, message: UserMessage) -> None:
+        content: Any = message.text
+        if message.media or self._shown:
+            parts = [_text(part) if isinstance(part, str) else self._sent(part) for part in message.parts]
+            content, self._shown = self._shown + parts, []
         if not self.profile.user_after_tool and self.sent and self.sent[-1]["role"] == "tool":
             self.sent.append({"role": "assistant", "content": "OK."})
-        self.sent.append({"role": "user", "content": message.text})
+        self.sent.append({"role": "user", "content": content})
+
+    def _sent(self, media: Image | File) -> dict[str, Any]:
+        words = as_words(media)
+        part = _text(words) if words is not None else self._part(media)
+        if part is None:
+            raise unsupported(media, self.name)
+        return part
+
+    def _part(self, media: Image | File) -> dict[str, Any] | None:
+        """An image or a document; None where there is no form for it."""
+        if is_image(media):
+            return {"type": "image_url", "image_url": {"url": media.url or data_url(media)}}
+        if is_pdf(media) and self.profile.pdf and not media.url:
+            file = {"filename": media.name or "document.pdf", "file_data": data_url(media)}
+            return {"type": "file", "file": file}
+        return None
+
+    def _in_words(self, result: ToolResult) -> ToolResult:
+        """The result as text, with the numbers of those that are shown below."""
+        words = []
+        for part in result.parts:
+            if isinstance(part, str):
+                words.append(part)
+            elif (text := as_words(part)) is not None:
+                words.append(text)
+            elif (shown := self._part(part)) is not None:
+                self._number += 1
+                words.append(f"{part}, shown below as number {self._number}")
+                self._shown += [_text(f"Number {self._number}, from {result.name}:"), shown]
+            else:
+                words.append(placeholder(part))
+        return result.model_copy(update={"text": "\n".join(words), "media": ()})
 
     def _add_assistant(self, message: AssistantMessage, *, with_reasoning: bool) -> None:
         ids = self._ids.for_calls(message.calls)
@@ -143,6 +192,10 @@ class _Writer:
             for block in kept_blocks(message, self.name, self.request.model):
                 _add_reasoning(sent, block.value)
         self.sent.append(sent)
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _arguments(text: str) -> str:

@@ -13,6 +13,7 @@ class Profile:
 
     ``reasoning_back`` says how long its reasoning goes back: with every request, or only while the tool calls that it
     led to are being answered. ``user_after_tool`` is false where a user message may not follow a tool result.
+    ``pdf``: it takes PDF documents as files (images are sent to each, and those that cannot see say so).
     ``json_schema``: it holds answers to a schema, beside tools too (others do, but not with tools, or not each model).
     """
 
@@ -22,6 +23,7 @@ class Profile:
     call_ids: IdRule | None = None
     reasoning_back: Literal["tool_loop", "always"] = "tool_loop"
     user_after_tool: bool = True
+    pdf: bool = False
     json_schema: bool = False
     header_variables: Mapping[str, str] = field(default_factory=dict)
 
@@ -31,6 +33,7 @@ PROFILES: dict[str, Profile] = {
         "https://api.openai.com/v1",
         max_tokens_field="max_completion_tokens",
         call_ids=IdRule(r"[a-zA-Z0-9_-]{1,40}", 24),
+        pdf=True,
         json_schema=True,
         header_variables={"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"},
     ),
@@ -41,7 +44,7 @@ PROFILES: dict[str, Profile] = {
         reasoning_back="always",
         user_after_tool=False,
     ),
-    "openrouter": Profile("https://openrouter.ai/api/v1", reasoning_back="always"),
+    "openrouter": Profile("https://openrouter.ai/api/v1", reasoning_back="always", pdf=True),
     "deepseek": Profile("https://api.deepseek.com"),
     "xai": Profile("https://api.x.ai/v1"),
     "together": Profile("https://api.together.xyz/v1"),

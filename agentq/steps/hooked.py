@@ -12,11 +12,11 @@ from agentq import aside
 from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
 from agentq.context import RunContext
-from agentq.errors import ErrorInfo
+from agentq.errors import ContentError, ErrorInfo
 from agentq.hooks import EndRun, ModelView, Moment
 from agentq.limits import MAX_HOOKS_SECS
 from agentq.messages import AssistantMessage, Reasoning, ToolCall, ToolMessage, ToolResult, UserMessage
-from agentq.results import to_json, to_text
+from agentq.results import check_media, to_json, to_text
 from agentq.steps.base import guarded
 from agentq.steps.plan import needs_person
 from agentq.text import clean
@@ -176,8 +176,14 @@ def _placed(block: Reasoning, reply: AssistantMessage, changed: AssistantMessage
 # ---------------------------------------------------------------------------------------------- before and after a tool
 
 
-def before_tool(agent: AgentSpec, ctx: RunContext, call: ToolCall, notes: Notes) -> Passed[ToolCall | ToolResult]:
-    """The call as its tool gets it, or its result where it does not run."""
+def before_tool(
+    agent: AgentSpec, ctx: RunContext, call: ToolCall, notes: Notes, *, is_bound: bool = True
+) -> Passed[ToolCall | ToolResult]:
+    """The call as its tool gets it, or its result where it does not run.
+
+    ``is_bound``: where a person has approved the call, it was with these arguments.
+    """
+    until = time.monotonic() + MAX_HOOKS_SECS
 
     def take(call: ToolCall, answer: Any) -> ToolCall | ToolResult:
         if isinstance(answer, ToolResult):
@@ -185,7 +191,7 @@ def before_tool(agent: AgentSpec, ctx: RunContext, call: ToolCall, notes: Notes)
         if not isinstance(answer, Mapping):
             raise RefusedError(f"it returned {type(answer).__name__}, not a mapping, a ToolResult or None")
         try:
-            return _changed_call(call, answer, agent, ctx, notes)
+            return _changed_call(call, answer, agent, ctx, notes, until, is_bound=is_bound)
         except (ArgumentsError, TypeError) as error:
             notes.faults.append("before_tool: invalid_arguments")
             text = f"A hook changed the arguments of this call, and it was not run: {error}"
@@ -195,15 +201,22 @@ def before_tool(agent: AgentSpec, ctx: RunContext, call: ToolCall, notes: Notes)
 
 
 def _changed_call(
-    call: ToolCall, answer: Mapping[str, Any], agent: AgentSpec, ctx: RunContext, notes: Notes
+    call: ToolCall,
+    answer: Mapping[str, Any],
+    agent: AgentSpec,
+    ctx: RunContext,
+    notes: Notes,
+    until: float,
+    *,
+    is_bound: bool,
 ) -> ToolCall:
     """Raises ArgumentsError or TypeError for arguments that nobody would want the tool to run with."""
     changed = call.model_copy(update={"arguments": json.dumps(to_json(answer), ensure_ascii=False)})
     if tool := agent.tools.get(call.name):
         given = tool.parameters.parse(changed.arguments)
-        if ctx.approved and given != tool.parameters.parse(call.arguments):
+        if ctx.approved and is_bound and given != tool.parameters.parse(call.arguments):
             raise ArgumentsError("a person has approved others")
-        if not ctx.approved and needs_person(call, given, agent, ctx, notes.faults):
+        if not ctx.approved and needs_person(call, given, agent, ctx, notes.faults, until):
             raise ArgumentsError("a person would have to approve these")
     return changed
 
@@ -224,5 +237,15 @@ def _same_call(result: ToolResult, answer: Any) -> ToolResult:
 
 def _changed_result(call_id: str, name: str, answer: ToolResult) -> ToolResult:
     """The hook's words as the result of this call, as a tool's would be: cut, and never empty."""
-    own = {"call_id": call_id, "name": name, "text": to_text(str(answer.text))}
-    return ToolResult.model_validate(answer.model_dump(warnings=False) | own)
+    text = to_text(str(answer.text))
+    own = {"call_id": call_id, "name": name, "text": text, "media": ()}
+    made = ToolResult.model_validate(answer.model_dump(exclude={"media"}, warnings=False) | own)
+    if not answer.media:
+        return made
+    try:
+        check_media(answer.media)
+    except (ContentError, AttributeError, TypeError) as error:
+        raise RefusedError("it returned media that are no images and files with their bytes") from error
+    # A shorter text has no room for their old places.
+    media = tuple(one.placed(min(one.at, len(text))) for one in answer.media)
+    return made.model_copy(update={"media": media})

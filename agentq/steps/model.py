@@ -5,9 +5,12 @@ import time
 from typing import Any
 
 from agentq.agent import AgentSpec
-from agentq.errors import ErrorInfo, ProviderError
+from agentq.content import File, Image, joined
+from agentq.errors import ContentError, ContentMissingError, ErrorInfo, ProviderError
 from agentq.hooks import EndRun, ModelView
-from agentq.messages import AssistantMessage, Usage
+from agentq.limits import MAX_HOOKS_SECS
+from agentq.media_types import is_text
+from agentq.messages import AssistantMessage, Message, ToolMessage, Usage
 from agentq.outcomes import Failed, HookEnded, ModelFailed, Replied
 from agentq.output import OUTPUT_TOOL
 from agentq.providers.base import (
@@ -18,6 +21,7 @@ from agentq.providers.base import (
     Provider,
     ToolSpec,
 )
+from agentq.providers.content import placeholder
 from agentq.run import Snapshot
 from agentq.services import Services
 from agentq.steps.answers import answers, structured
@@ -42,7 +46,7 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
         output=output,
         timeout_secs=_bounded(snapshot, agent),
     )
-    notes = Notes()
+    own, notes = request.messages[-snapshot.message_count :], Notes()
     if agent.listeners["before_model"]:
         seen = _as_hooks_want(request, snapshot, agent, provider, notes)
         if not isinstance(seen, ModelRequest):
@@ -50,10 +54,16 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
         request = seen
     data: dict[str, Any] = {"provider": provider.name, "model": model}
     try:
+        request = replace(request, messages=services.blobs.load(request.messages))
+    except (ContentError, ContentMissingError) as error:
+        fault = ErrorInfo(code=error.code, message=error.message, details=error.details)
+        return Done(Failed(fault), data | {"error": error.code} | notes.data)
+    try:
         reply = _complete(provider, request, agent)
     except ProviderError as error:
         return Done(_failed(error, agent), data | {"error": error.code} | notes.data)
-    return _replied(snapshot, agent, request, reply, data, notes)
+    named = replace(reply, message=with_ids(reply.message, snapshot.turn + 1, own))
+    return _replied(snapshot, agent, request, named, data, notes)
 
 
 def _as_hooks_want(
@@ -91,7 +101,7 @@ def _bounded(snapshot: Snapshot, agent: AgentSpec) -> float:
 def _replied(
     snapshot: Snapshot, agent: AgentSpec, request: ModelRequest, reply: ModelReply, data: dict[str, Any], notes: Notes
 ) -> Done:
-    message = with_ids(_signed(reply.message, data), snapshot.turn + 1)
+    message = _signed(reply.message, data)
     usage = {"input_tokens": reply.usage.input_tokens, "output_tokens": reply.usage.output_tokens}
     known = {name: tokens for name, tokens in usage.items() if tokens is not None}
     ends: EndRun | ErrorInfo | None = None
@@ -103,8 +113,9 @@ def _replied(
         return Done(_ended(ends, message, reply.usage), data | notes.data)
     offered = frozenset(spec.name for spec in request.tools)
     cut, found = message.stop == "length", answers(message, agent, context(snapshot))
+    until = time.monotonic() + MAX_HOOKS_SECS
     calls = tuple(
-        plan(call, agent, snapshot, cut=cut, faults=notes.faults, offered=offered, answer=found.get(index))
+        plan(call, agent, snapshot, cut=cut, faults=notes.faults, until=until, offered=offered, answer=found.get(index))
         for index, call in enumerate(message.calls)
     )
     return Done(Replied(message, reply.usage, calls, structured(found)), data | notes.data)
@@ -141,6 +152,32 @@ def _output_tool(agent: AgentSpec) -> tuple[ToolSpec, ...]:
     return (ToolSpec(OUTPUT_TOOL, "Give the final answer in this form.", agent.output.schema),)
 
 
+def _complete(provider: Provider, request: ModelRequest, agent: AgentSpec) -> ModelReply:
+    """One call. A model that cannot take what its tools have returned is told so, and asked again at once."""
+    began = time.monotonic()
+    try:
+        return _complete_in_form(provider, request, agent)
+    except ProviderError as error:
+        told = [_told(message) for message in request.messages]
+        if error.kind != "content_unsupported" or all(a is b for a, b in zip(told, request.messages, strict=True)):
+            raise
+    left = max(request.timeout_secs - (time.monotonic() - began), 0.001)
+    return _complete_in_form(provider, replace(request, messages=told, timeout_secs=left), agent)
+
+
+def _told(message: Message) -> Message:
+    """A result with a word in the place of each image or file in it that is no text."""
+    if not isinstance(message, ToolMessage) or not message.result.media:
+        return message
+    parts = [_in_words(part) for part in message.result.parts]
+    text, media = joined(parts)
+    return ToolMessage(result=message.result.model_copy(update={"text": text, "media": media}))
+
+
+def _in_words(part: str | Image | File) -> str | Image | File:
+    return part if isinstance(part, str) or is_text(part.media_type) else placeholder(part)
+
+
 # Models that have refused a request for their native form, and took it with a tool; of this process.
 _REFUSED: set[tuple[str, str]] = set()
 
@@ -155,7 +192,7 @@ def _native_output(agent: AgentSpec, provider: Provider, model: str) -> OutputFo
     return provider.output_format(agent.output.schema, forced=forced)
 
 
-def _complete(provider: Provider, request: ModelRequest, agent: AgentSpec) -> ModelReply:
+def _complete_in_form(provider: Provider, request: ModelRequest, agent: AgentSpec) -> ModelReply:
     """One call. A model that refuses the native form, which older ones do not have, is asked with the tool at once."""
     began = time.monotonic()
     try:

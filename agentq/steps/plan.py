@@ -1,15 +1,18 @@
 """Look at a reply's calls before any runs: which tool, fit arguments, unique ids."""
 
 import logging
-from collections.abc import Container
+import time
+from collections.abc import Container, Iterable
+from functools import partial
 from operator import is_
 from typing import Any
 
+from agentq import aside
 from agentq.agent import AgentSpec
 from agentq.arguments import ArgumentsError
 from agentq.context import RunContext
 from agentq.limits import MAX_DEPTH
-from agentq.messages import AssistantMessage, ToolCall, ToolResult
+from agentq.messages import AssistantMessage, Message, ToolCall, ToolResult
 from agentq.outcomes import Output, PlannedCall
 from agentq.output import OUTPUT_TOOL
 from agentq.run import Snapshot
@@ -22,15 +25,20 @@ logger = logging.getLogger(__name__)
 _MAX_ID_CHARS = 1_000
 
 
-def with_ids(message: AssistantMessage, turn: int) -> AssistantMessage:
-    """The reply with an id of its own on each call: some servers send none, or the same one twice."""
+def with_ids(message: AssistantMessage, turn: int, earlier: Iterable[Message] = ()) -> AssistantMessage:
+    """The reply with an id of its own on each call: some servers send none, or the same one twice.
+
+    ``earlier`` are the run's messages before it. A person's word on a call names its id, and must not be taken for
+    another call of a later turn.
+    """
     if not message.calls:
         return message
     bounded = [_bounded(call) for call in message.calls]
     asked = {call.id for call in bounded}
-    if len(asked) == len(bounded) and "" not in asked and all(map(is_, bounded, message.calls)):
+    made = {call.id for reply in earlier if isinstance(reply, AssistantMessage) for call in reply.calls}
+    is_new = len(asked) == len(bounded) and "" not in asked and asked.isdisjoint(made)
+    if is_new and all(map(is_, bounded, message.calls)):
         return message
-    made: set[str] = set()
     calls = []
     for index, call in enumerate(bounded):
         call_id = call.id
@@ -58,11 +66,13 @@ def plan(
     *,
     cut: bool,
     faults: list[str],
+    until: float,
     offered: Container[str] | None = None,
     answer: Output | None = None,
 ) -> PlannedCall:
     """How the call will run, or the result that says why it cannot. ``faults`` are those of the user's own code.
 
+    That is not waited for any longer than ``until``, by the monotonic clock.
     ``offered`` are the tools that the model had (None: all); ``answer`` is what the call is worth as a final answer.
     """
     tools = agent.tools if offered is None else {name: agent.tools[name] for name in agent.tools if name in offered}
@@ -93,12 +103,12 @@ def plan(
         queue=found.queue or TOOL_QUEUE,
         timeout_secs=found.timeout or snapshot.limits.tool_timeout_secs,
         on_unknown=found.on_unknown,
-        review=needs_person(call, arguments, agent, context(snapshot, call_id=call.id), faults),
+        review=needs_person(call, arguments, agent, context(snapshot, call_id=call.id), faults, until),
     )
 
 
 def needs_person(
-    call: ToolCall, arguments: dict[str, Any], agent: AgentSpec, ctx: RunContext, faults: list[str]
+    call: ToolCall, arguments: dict[str, Any], agent: AgentSpec, ctx: RunContext, faults: list[str], until: float
 ) -> bool:
     """What the agent's rule says of the call. Where it cannot say, a person does."""
     if call.name not in agent.approve:
@@ -106,12 +116,14 @@ def needs_person(
     when = agent.approve[call.name].when
     if when is None:
         return True
+    secs = min(agent.hook_timeout_secs, until - time.monotonic())
     try:
-        return bool(guarded(lambda: when(ctx, arguments)))
+        return bool(guarded(partial(aside.call, lambda: bool(when(ctx, arguments)), secs)))
     except Exception as error:
-        logger.warning("approve[%r] of agent %s raised %s", call.name, agent.name, type(error).__name__)
+        what = str(error) if isinstance(error, aside.TookTooLong) else type(error).__name__
+        logger.warning("approve[%r] of agent %s failed: %s", call.name, agent.name, what)
         logger.debug("approve[%r]", call.name, exc_info=True)
-        faults.append(f"approve[{call.name}]: {type(error).__name__}")
+        faults.append(f"approve[{call.name}]: {what}")
         return True
 
 

@@ -10,6 +10,7 @@ from uuid import UUID
 from agentq.agent import AgentSpec
 from agentq.approvals import Deferred, NeedsApproval
 from agentq.arguments import ArgumentsError
+from agentq.content import File, Image
 from agentq.context import RunContext
 from agentq.errors import ErrorInfo, ToolError
 from agentq.heartbeat import Lease
@@ -18,7 +19,7 @@ from agentq.invoke import ToolCancelledError, ToolTimeoutError, invoke
 from agentq.limits import MAX_HOOKS_SECS
 from agentq.messages import ToolCall, ToolResult
 from agentq.outcomes import CallsFinished, HookEnded
-from agentq.results import to_text
+from agentq.results import to_content
 from agentq.run import OpenCall, Snapshot
 from agentq.services import Services
 from agentq.steps.base import context, is_stopped
@@ -89,12 +90,13 @@ def run_call(
     ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
     given = _permission(ref, services) if call.needs_approval else None
     sent = _known_to_ask(call, services, lease) or asked_for(snapshot, call, services, token=lease.token)
-    if call.needs_approval and (given is None or not _permits(given, sent)):
-        text = "Not run: no approval of these arguments is on record."
-        return CallDone(ToolResult(call_id=sent.id, name=sent.name, status="rejected", code="rejected", text=text))
+    if call.needs_approval and (given is None or not given.is_approved):
+        return CallDone(_not_permitted(call))
+    # Other than the model's are those that hooks had made of them when the tool asked: they have to do so again.
+    bound = None if given is None or given.edited is not None or _permits(given, sent) else given.arguments_sha256
     key, approved = ref.idempotency_key, call.needs_approval
     ctx = context(snapshot, call_id=call.call_id, idempotency_key=key, attempt=attempt, approved=approved)
-    this = _Attempt(snapshot, call, agent, services, ctx, lease, may_have_run)
+    this = _Attempt(snapshot, call, agent, services, ctx, lease, may_have_run, bound)
     if given is None or given.edited is None:
         return _run_with_hooks(sent, sent, this)
     return _run_with_hooks(sent, sent.model_copy(update={"arguments": given.edited}), this)
@@ -102,7 +104,7 @@ def run_call(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One try of a call, with what it needs."""
+    """One try of a call, with what it needs; ``bound`` is the SHA-256 of the arguments that hooks are to make of it."""
 
     snapshot: Snapshot
     call: OpenCall
@@ -111,6 +113,7 @@ class _Attempt:
     ctx: RunContext
     lease: Lease
     may_have_run: bool
+    bound: str | None
 
 
 def _permission(ref: CallRef, services: Services) -> Permission | None:
@@ -118,9 +121,26 @@ def _permission(ref: CallRef, services: Services) -> Permission | None:
         return approvals.permission(connection, ref)
 
 
-def _permits(given: Permission, sent: ToolCall) -> bool:
+def _permits(given: Permission | None, sent: ToolCall) -> bool:
     """Whether it was given, and for what the model sent."""
-    return given.is_approved and given.arguments_sha256 == sha256(sent.arguments.encode()).hexdigest()
+    return given is not None and given.is_approved and given.arguments_sha256 == _sha256(sent)
+
+
+def _sha256(call: ToolCall) -> str:
+    return sha256(call.arguments.encode()).hexdigest()
+
+
+def _not_permitted(call: OpenCall) -> ToolResult:
+    text = "Not run: no approval of these arguments is on record."
+    return ToolResult(call_id=call.call_id, name=call.tool, status="rejected", code="rejected", text=text)
+
+
+def refused(snapshot: Snapshot, call: OpenCall, services: Services) -> ToolResult | None:
+    """The result of a sub-agent's call that may not be begun, as no person has approved it; None where it may."""
+    if call.kind != "agent" or not call.needs_approval:
+        return None
+    given = _permission(CallRef(snapshot.run_id, snapshot.turn, call.index), services)
+    return None if _permits(given, asked_for(snapshot, call, services)) else _not_permitted(call)
 
 
 def _as_edited(done: CallDone, sent: ToolCall, edited: str, agent: AgentSpec) -> CallDone:
@@ -136,8 +156,9 @@ def tell_of_edit(result: ToolResult, edited: str | None) -> ToolResult:
     """The result of a call that ran with the arguments ``edited`` by a person, so that the model knows of them."""
     if edited is None:
         return result
-    note = f"A person changed the arguments to {cut(edited, _MESSAGE_CHARS)} before it ran."
-    return result.model_copy(update={"text": f"{note}\n{result.text}"})
+    note = f"A person changed the arguments to {cut(edited, _MESSAGE_CHARS)} before it ran.\n"
+    media = tuple(one.placed(len(note) + one.at) for one in result.media)
+    return result.model_copy(update={"text": note + result.text, "media": media})
 
 
 def _question(sent: ToolCall, need: NeedsApproval, agent: AgentSpec) -> Question:
@@ -154,7 +175,7 @@ def _run_with_hooks(sent: ToolCall, asked: ToolCall, this: _Attempt) -> CallDone
     if agent.listeners["before_tool"]:
         began = time.monotonic()
         lease.begin(MAX_HOOKS_SECS)
-        passed = before_tool(agent, this.ctx, asked, notes)
+        passed = before_tool(agent, this.ctx, asked, notes, is_bound=this.bound is None)
         if passed.ends is not None:
             unrun = interrupted(call) if this.may_have_run else hook_ended(call)
             return CallDone(unrun, _ended(passed.ends), noted=notes.data)
@@ -164,6 +185,8 @@ def _run_with_hooks(sent: ToolCall, asked: ToolCall, this: _Attempt) -> CallDone
         call = replace(call, timeout_secs=_bounded(call, later))
     if isinstance(passed.value, ToolResult):
         done = CallDone(passed.value)
+    elif this.bound not in (None, _sha256(passed.value)):
+        done = CallDone(_not_permitted(call))
     else:
         done = _unless_decided(_run_or_probe(passed.value, call, this), passed.value, call, this)
         done = done if asked is sent else _as_edited(done, sent, asked.arguments, agent)
@@ -260,14 +283,15 @@ def _probe(asked: ToolCall, call: OpenCall, agent: AgentSpec, ctx: RunContext, l
         return CallDone(interrupted(call), probe=f"failed with {what}")
     if answer is None:
         return CallDone(interrupted(call), probe=NOT_HAPPENED)
-    return CallDone(ToolResult(call_id=asked.id, name=asked.name, text=answer), probe="happened")
+    text, media = answer
+    return CallDone(ToolResult(call_id=asked.id, name=asked.name, text=text, media=media), probe="happened")
 
 
-def _answer(value: Any) -> str | None:
+def _answer(value: Any) -> tuple[str, tuple[Image | File, ...]] | None:
     if isinstance(value, NotHappened):
         return None
     if isinstance(value, Happened):
-        return to_text(value.result)
+        return to_content(value.result)
     raise TypeError(f"it returned {type(value).__name__}, not Happened(...) or NotHappened()")
 
 
@@ -312,8 +336,10 @@ def _waiting(
 
 def _success(asked: ToolCall, tool: Tool, call: OpenCall, ctx: RunContext, lease: Lease) -> ToolResult:
     arguments = tool.bind(tool.parameters.parse(asked.arguments), ctx)
-    text = invoke(tool.function, arguments, to_text, timeout_secs=call.timeout_secs, is_cancelled=lease.is_cancelled)
-    return ToolResult(call_id=asked.id, name=asked.name, text=text)
+    text, media = invoke(
+        tool.function, arguments, to_content, timeout_secs=call.timeout_secs, is_cancelled=lease.is_cancelled
+    )
+    return ToolResult(call_id=asked.id, name=asked.name, text=text, media=media)
 
 
 def _failed(asked: ToolCall, agent: AgentSpec, error: BaseException) -> CallDone:

@@ -51,7 +51,9 @@ _REVIEW = text("""
     FROM agentq.runs r JOIN agentq.journal j ON j.run = r.number AND j.number = r.reply WHERE r.id = :run_id
 """)
 _OF_CALL = text("""
-    SELECT edited, arguments_sha256, status = 'approved' OR status = 'expired' AND on_expiry = 'approve' AS is_approved
+    SELECT edited, arguments_sha256,
+        (status = 'approved' OR status = 'expired' AND on_expiry = 'approve')
+            AND arguments_sha256 = encode(sha256(convert_to(arguments, 'UTF8')), 'hex') AS is_approved
     FROM agentq.approvals
     WHERE run_id = :run_id AND turn = :turn AND index = :index AND kind = 'approval' ORDER BY number DESC LIMIT 1
 """)

@@ -19,7 +19,9 @@ from agentq.storage.sql import Found, Row, named, text
 _PLACE = """concat_ws(' ', EXTRACT(epoch FROM pg_postmaster_start_time()),
     (SELECT oid FROM pg_database WHERE datname = current_database()))"""
 # Fails where the schema is not of this release.
-_OURS = text(f"SELECT {_PLACE} FROM (SELECT count(has_place) FROM agentq.runs WHERE false) known")
+_OURS = text(
+    f"SELECT {_PLACE} FROM (SELECT count(has_place) FROM agentq.runs CROSS JOIN agentq.blob_refs WHERE false) known"
+)
 # Fails nowhere, as that would end the transaction.
 _THEIRS = text(f"""
     SELECT {_PLACE} AS place, current_setting('transaction_read_only') AS read_only, coalesce((
@@ -27,8 +29,10 @@ _THEIRS = text(f"""
             AND has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')
             AND (c.relname <> 'threads' OR has_table_privilege(c.oid, 'UPDATE')))
         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = 'agentq' AND c.relname IN ('runs', 'journal', 'threads')), false) AS may_write
+        WHERE n.nspname = 'agentq' AND c.relname = ANY(string_to_array(:tables, ','))), false) AS may_write
 """)
+_TABLES = "runs,journal,threads"
+_TABLES_OF_MEDIA = f"{_TABLES},blobs,blob_refs"
 _SAVEPOINT, _RELEASE = text("SAVEPOINT agentq_enqueue"), text("RELEASE SAVEPOINT agentq_enqueue")
 _ROLL_BACK = text("ROLLBACK TO SAVEPOINT agentq_enqueue")
 _UNIQUE = "23505"
@@ -54,9 +58,9 @@ class Callers(ABC):
     def after_commit(self, act: Callable[[], object]) -> None:
         """Have this done as soon as the transaction is committed, where that can be known."""
 
-    def check(self) -> None:
+    def check(self, *, has_media: bool) -> None:
         """Raises ConfigError where no run of ours can be written, with the transaction as it was."""
-        found: Any = self.first(_THEIRS, {})
+        found: Any = self.first(_THEIRS, {"tables": _TABLES_OF_MEDIA if has_media else _TABLES})
         if found.place != _PLACES.get(self._database) and found.place != _place_of(self._database):
             raise ConfigError(
                 f"connection= is connected to another database than this client ({self._database.shown_url}), where "

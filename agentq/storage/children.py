@@ -47,10 +47,10 @@ def ended(connection: Connection, run_id: str) -> Ended | None:
     return Ended(row.status == "completed", parent, row.thread_id if row.followed else None)
 
 
-def call(connection: Connection, ref: CallRef) -> tuple[str, str]:
-    """The model's id for the call, and the tool it named."""
-    row = connection.execute(_CALL, ref.__dict__).one()
-    return row.call_id, row.tool
+def call(connection: Connection, ref: CallRef) -> tuple[str, str] | None:
+    """The model's id for the call, and the tool it named; None where its run was deleted."""
+    row = connection.execute(_CALL, ref.__dict__).first()
+    return None if row is None else (row.call_id, row.tool)
 
 
 def told(connection: Connection, run_id: str) -> None:

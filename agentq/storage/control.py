@@ -10,11 +10,12 @@ from agentq.storage.journal import NewEvent, Placed
 from agentq.storage.rows import SNAPSHOT_COLUMNS, began_at, of_progress, to_snapshot
 from agentq.storage.sql import Connection, text
 from agentq.storage.steps import BOUNDED, FIRST_PATIENCE, open_calls
+from agentq.values import replace
 from agentq.wire import STEP_QUEUE, StepMessage
 
 _LOCK = text(f"""
     WITH {BOUNDED}
-    SELECT {SNAPSHOT_COLUMNS}, lease_token IS NOT NULL AS at_work
+    SELECT {SNAPSHOT_COLUMNS}, lease_token IS NOT NULL AS at_work, held
     FROM bounded, agentq.runs WHERE id = :run_id FOR UPDATE OF runs
 """)
 _TIME_LIMIT = text(f"""
@@ -35,12 +36,13 @@ _REOPEN = text(f"""
         seq = :seq, status = 'running', phase = 'recall', progress = :progress, message_count = :message_count,
         event_count = event_count + 1, queue = :queue, timeout_secs = NULL, on_unknown = NULL, open_calls = 0,
         asked_calls = 0, stop_reason = NULL, output = NULL, error = NULL, finished_at = NULL, cancel_requested = false,
-        on_end_at = NULL, held = NULL,
+        on_end_at = NULL, held = NULL, attempt = 0, due_at = now(),
+        start_at = CASE WHEN held THEN now() ELSE start_at END,
         -- Who retries a run that ended since its agent changed means the agent as it is.
         agent_version = CASE WHEN CAST(error AS json) ->> 'code' = 'agent_changed' THEN NULL ELSE agent_version END,
-        attempt = 0, due_at = now(),
         sweep_at = {FIRST_PATIENCE}, sweep_look_at = {FIRST_PATIENCE},
-        lease_look_at = {FIRST_PATIENCE}, deadline_at = {began_at("runs")} + make_interval(secs => :run_secs)
+        lease_look_at = {FIRST_PATIENCE},
+        deadline_at = CASE WHEN held THEN now() ELSE {began_at("runs")} END + make_interval(secs => :run_secs)
     WHERE id = :run_id AND seq = :seq - 1
     RETURNING number, event_count
 """)
@@ -64,6 +66,9 @@ def lock(connection: Connection, run_id: str) -> tuple[Snapshot, bool]:
         raise _not_found(run_id)
     calls = open_calls(connection, run_id) if row.phase in ("review", "tools") else ()
     snapshot = to_snapshot(row, () if row.status in TERMINAL else calls)
+    if row.held:
+        # Its time begins with its turn.
+        snapshot = replace(snapshot, age_secs=0.0)
     return snapshot, bool(row.at_work) or any(call.status == "running" for call in calls)
 
 
@@ -94,6 +99,8 @@ def reopen(
     connection: Connection, after: Snapshot, event: NewEvent, said: Sequence[Placed], *, patience_secs: float
 ) -> StepMessage:
     """Let a run that has ended, and whose row the caller has locked, go on; the answer is its wake-up."""
+    # All that is known of the limits of one that has never begun.
+    given = after.progress.limit_overrides
     values = {
         "run_id": after.run_id,
         "seq": after.seq,
@@ -101,7 +108,7 @@ def reopen(
         "message_count": after.message_count,
         "queue": STEP_QUEUE,
         "patience_secs": patience_secs,
-        "run_secs": after.progress.limits.run_secs if after.progress.limits else None,
+        "run_secs": after.progress.limits.run_secs if after.progress.limits else given.get("run_secs"),
     }
     row = connection.execute(_REOPEN, values).one()
     journal.add(connection, row.number, row.event_count, [event], said)

@@ -17,7 +17,7 @@ from agentq.storage.pool import Pool
 from agentq.storage.sql import Connection
 
 _UNDEFINED_TABLE, _UNDEFINED_SCHEMA, _UNDEFINED_COLUMN = "42P01", "3F000", "42703"
-_NO_PRIVILEGE, _READ_ONLY, _LOCKED = "42501", "25006", "55P03"
+_NO_PRIVILEGE, _READ_ONLY, _LOCKED, _DEADLOCK = "42501", "25006", "55P03", "40P01"
 # A host that vanished answers nothing: without these a connection to it would hang for minutes or hours.
 _NOTICE_A_DEAD_PEER = {
     "keepalives_idle": 10,
@@ -136,8 +136,9 @@ class Database:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if state == _NO_PRIVILEGE:
             return ConfigError(f"Postgres at {where} refuses: {reason}; use a role that may write", url=where)
-        if state == _LOCKED:
-            return LockedError(f"a row is locked by somebody else: {reason}", url=where)
+        if state in (_LOCKED, _DEADLOCK):
+            message = f"a row is locked by somebody else: {reason}"
+            return LockedError(message, url=where, is_deadlock=state == _DEADLOCK)
         # A server is read-only for a while in a failover.
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or state == _READ_ONLY:
             return away(f"Postgres at {where} cannot be used: {reason}; check AGENTQ_DATABASE_URL", url=where)

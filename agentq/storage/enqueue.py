@@ -6,6 +6,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Literal
 
+from agentq.content import File, Image
 from agentq.errors import RunFinishedError
 from agentq.messages import UserMessage
 from agentq.run import Progress
@@ -125,6 +126,7 @@ _SAME_KEYS = text(f"""
 class NewRun:
     """What a producer asks for. ``tags`` are searchable; ``context`` is handed to tools.
 
+    ``media`` are the images and files of its message, which the caller stores: see blobs.py.
     It is due after ``delay_secs``, or at the time ``due_at``, or at once. ``priority`` is a rank: see wire.py.
     """
 
@@ -145,6 +147,7 @@ class NewRun:
     priority: int = 0
     concurrency_key: str | None = None
     concurrency_limit: int | None = None
+    media: tuple[Image | File, ...] = ()
 
     @property
     def is_for_later(self) -> bool:
@@ -241,7 +244,9 @@ def _ids(connection: Writer, new: Sequence[NewRun], written: set[str]) -> list[s
 
 
 def _told(new: NewRun) -> dict[str, Any]:
-    return journal.entry([NewEvent("run.enqueued", {"agent": new.agent})], [(0, UserMessage(text=new.text))])
+    return journal.entry(
+        [NewEvent("run.enqueued", {"agent": new.agent})], [(0, UserMessage(text=new.text, media=new.media))]
+    )
 
 
 def same(connection: Writer, new: NewRun) -> str | None:

@@ -133,8 +133,8 @@ def events(connection: Connection, run_id: str, *, after: int = 0) -> list[Event
 def approvals(
     connection: Connection, *, run_id: str | None = None, status: str | None = "pending", limit: int = 200
 ) -> list[Approval]:
-    """Those of a run include what its sub-agents ask."""
-    values = {"run_id": run_id, "status": status, "limit": limit}
+    """The oldest, so many at most; of one run all, with what its sub-agents ask."""
+    values = {"run_id": run_id, "status": status, "limit": limit if run_id is None else None}
     rows = connection.execute(_ALL_APPROVALS if run_id is None else _APPROVALS_BELOW, values)
     return [Approval(**row._asdict()) for row in rows]
 

@@ -10,6 +10,7 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -236,6 +237,32 @@ inbox = Table(
     Column("message", Text),
     PrimaryKeyConstraint("run_id", "number"),
     ForeignKeyConstraint(["run_id"], [f"{SCHEMA}.runs.id"], ondelete="CASCADE"),
+)
+
+# See agentq/storage/blobs.py.
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("sha256", Text, primary_key=True),
+    Column("media_type", Text, nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("created_at", _TIME, nullable=False, server_default=_NOW),
+    Column("data", LargeBinary, nullable=False),
+)
+
+# Of a thread are those in its prefix.
+blob_refs = Table(
+    "blob_refs",
+    metadata,
+    Column("sha256", Text, nullable=False),
+    Column("run_id", Text),
+    Column("thread_id", Text),
+    ForeignKeyConstraint(["sha256"], [f"{SCHEMA}.blobs.sha256"]),
+    ForeignKeyConstraint(["run_id"], [f"{SCHEMA}.runs.id"], ondelete="CASCADE"),
+    ForeignKeyConstraint(["thread_id"], [f"{SCHEMA}.threads.id"], ondelete="CASCADE"),
+    Index("blob_refs_of_blob", "sha256", "run_id", "thread_id", unique=True, postgresql_nulls_not_distinct=True),
+    Index("blob_refs_of_run", "run_id", postgresql_where=text("run_id IS NOT NULL")),
+    Index("blob_refs_of_thread", "thread_id", postgresql_where=text("thread_id IS NOT NULL")),
 )
 
 workers = Table(

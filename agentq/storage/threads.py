@@ -33,24 +33,28 @@ def awaited(held: str) -> str:
         ORDER BY w.finished_at IS NOT NULL, w.thread_position DESC LIMIT 1)"""
 
 
+# Of the locks of a row the one that foreign keys get along with: a second UPDATE of a run in one transaction has its
+# thread looked at, by somebody who has the run's lock already.
 _ENTER = "INSERT INTO agentq.threads (id) SELECT CAST(:id AS text) {from_bounded} ON CONFLICT DO NOTHING"
 _ENTER_OURS = text(f"WITH {BOUNDED} {_ENTER.format(from_bounded='FROM bounded')}")
 _ENTER_THEIRS = text(_ENTER.format(from_bounded=""))
-_LOCK = text(f"WITH {BOUNDED} SELECT id FROM bounded, agentq.threads WHERE id = :id FOR UPDATE OF threads")
+_LOCK = text(f"WITH {BOUNDED} SELECT id FROM bounded, agentq.threads WHERE id = :id FOR NO KEY UPDATE OF threads")
 # For who has other things to do.
 _LOCK_SOON = text("""
     WITH bounded AS MATERIALIZED (SELECT set_config('idle_in_transaction_session_timeout', '8000', true),
                                          set_config('lock_timeout', '500', true))
-    SELECT id FROM bounded, agentq.threads WHERE id = :id FOR UPDATE OF threads
+    SELECT id FROM bounded, agentq.threads WHERE id = :id FOR NO KEY UPDATE OF threads
 """)
-_LOCK_THEIRS = text("SELECT id FROM agentq.threads WHERE id = :id FOR UPDATE")
+_LOCK_THEIRS = text("SELECT id FROM agentq.threads WHERE id = :id FOR NO KEY UPDATE")
 _NEXT_POSITION = text("""
     SELECT thread_position + 1 FROM agentq.runs WHERE thread_id = :id ORDER BY thread_position DESC LIMIT 1
 """)
-# The last that has begun; one that a rewind has made void is out of the conversation.
-_LATEST = """
+# A rewind has left nothing of it in the conversation, which ends with the run before it.
+_IS_GONE = "kept IS NOT DISTINCT FROM 0"
+# The last that has begun; one that a rewind has made void takes no part any more.
+_LATEST = f"""
     SELECT id, status, thread_position, kept IS NOT NULL AS is_void, false AS is_held FROM agentq.runs
-    WHERE thread_id = :id AND held IS NOT TRUE ORDER BY thread_position DESC LIMIT 1
+    WHERE thread_id = :id AND held IS NOT TRUE AND NOT {_IS_GONE} ORDER BY thread_position DESC LIMIT 1
 """
 _LATEST_RUN = text(_LATEST)
 _OPEN = text(f"""
@@ -60,8 +64,8 @@ _OPEN = text(f"""
         WHERE thread_id = :id AND held AND finished_at IS NULL) r
     WHERE NOT is_void AND status NOT IN ('completed', 'failed', 'cancelled') ORDER BY thread_position
 """)
-_HAS_BEGUN_AFTER = text("""
-    SELECT 1 FROM agentq.runs WHERE thread_id = :id AND held IS NOT TRUE AND thread_position > (
+_HAS_BEGUN_AFTER = text(f"""
+    SELECT 1 FROM agentq.runs WHERE thread_id = :id AND held IS NOT TRUE AND NOT {_IS_GONE} AND thread_position > (
         SELECT thread_position FROM agentq.runs WHERE id = :run_id) LIMIT 1
 """)
 _IS_VOID = text("SELECT kept IS NOT NULL FROM agentq.runs WHERE id = :run_id")
@@ -87,7 +91,7 @@ _RELEASE = text(f"""
         lease_look_at = {FIRST_PATIENCE},
         deadline_at = {_STARTS} + make_interval(
             secs => CAST(CAST(progress AS json) #>> '{{limit_overrides,run_secs}}' AS float))
-    WHERE id = :run_id
+    WHERE id = :run_id AND held AND finished_at IS NULL
     RETURNING {SNAPSHOT_COLUMNS}, start_at > now() AS is_for_later, queue
 """)
 # What was copied from another thread comes before the runs; of a run that was cut, only its first messages are left.
@@ -112,6 +116,19 @@ _CUT_RUN = text("""
             (SELECT thread_position FROM agentq.runs WHERE id = :run_id), -1)
         AND (kept IS NULL OR kept > 0)
 """)
+# Also of calls that a person answered in the tool's place, which nobody has run.
+_BELOW = text("""
+    WITH RECURSIVE below AS (
+        SELECT id, CAST(NULL AS text) AS parent_run_id, 0 AS parent_turn, 0 AS parent_index
+        FROM agentq.runs WHERE id = ANY(:run_ids)
+        UNION ALL
+        SELECT r.id, r.parent_run_id, r.parent_turn, r.parent_index
+        FROM below JOIN agentq.runs r ON r.parent_run_id = below.id)
+    SELECT b.parent_run_id AS run_id, c.call_id, b.id AS child FROM below b
+    JOIN agentq.tool_calls c ON (c.run_id, c.turn, c.index) = (b.parent_run_id, b.parent_turn, b.parent_index)
+    UNION ALL
+    SELECT a.run_id, a.call_id, NULL FROM below b JOIN agentq.approvals a ON a.run_id = b.id AND a.status = 'responded'
+""")
 _FORK = text("INSERT INTO agentq.threads (id, prefix) VALUES (:id, :prefix) ON CONFLICT DO NOTHING RETURNING id")
 _DELETE = text("""
     WITH RECURSIVE below AS (
@@ -132,6 +149,11 @@ class Said:
     position: int
     message: Message
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """What is said there stays the same, whatever comes before it."""
+        return self.run_id, self.position
+
 
 def lock(connection: Connection, thread_id: str, *, soon: bool = False) -> None:
     """Nobody else changes the thread until the transaction ends. Raises ThreadNotFoundError.
@@ -145,13 +167,16 @@ def lock(connection: Connection, thread_id: str, *, soon: bool = False) -> None:
 def enter(connection: Connection, thread_id: str) -> None:
     """``lock`` for a thread that may be new."""
     connection.execute(_ENTER_OURS, {"id": thread_id})
-    connection.execute(_LOCK, {"id": thread_id})
+    while connection.execute(_LOCK, {"id": thread_id}).first() is None:
+        # Deleted by who had it locked.
+        connection.execute(_ENTER_OURS, {"id": thread_id})
 
 
 def enter_theirs(connection: Writer, thread_id: str) -> None:
     """``enter`` in the caller's transaction, whose settings are left as they are."""
     connection.execute(_ENTER_THEIRS, {"id": thread_id})
-    connection.execute(_LOCK_THEIRS, {"id": thread_id})
+    while connection.first(_LOCK_THEIRS, {"id": thread_id}) is None:
+        connection.execute(_ENTER_THEIRS, {"id": thread_id})
 
 
 def next_position(connection: Writer, thread_id: str) -> int:
@@ -225,9 +250,11 @@ def standing(connection: Connection) -> list[str]:
     return connection.execute(_STANDING, {}).scalars()
 
 
-def release(connection: Connection, run_id: str, *, patience_secs: float) -> tuple[Snapshot, StepMessage | None]:
-    """Let a held run begin; the answer is the run, and its wake-up where it is not for later."""
-    row = connection.execute(_RELEASE, {"run_id": run_id, "patience_secs": patience_secs}).one()
+def release(connection: Connection, run_id: str, *, patience_secs: float) -> tuple[Snapshot, StepMessage | None] | None:
+    """Let a held run begin; the answer is the run, and its wake-up where it is not for later. None: it has ended."""
+    row = connection.execute(_RELEASE, {"run_id": run_id, "patience_secs": patience_secs}).first()
+    if row is None:
+        return None
     wake_up = StepMessage(row.id, row.seq, row.queue, priority=row.priority)
     return to_snapshot(row), None if row.is_for_later else wake_up
 
@@ -256,6 +283,15 @@ def cut(connection: Connection, thread_id: str, left: Sequence[Said], dropped: S
     if not dropped.run_id:
         connection.execute(_CUT_PREFIX, {"id": thread_id, "prefix": _copied(left)})
     connection.execute(_CUT_RUN, {"id": thread_id, "run_id": dropped.run_id, "kept": dropped.position})
+
+
+def below(connection: Connection, run_ids: Sequence[str]) -> dict[tuple[str, str], str | None]:
+    """The sub-agents' runs under these runs, by the run and the id of the call that each is for.
+
+    None for a call that a person answered in its tool's place.
+    """
+    rows = connection.execute(_BELOW, {"run_ids": list(run_ids)}).all()
+    return {(row.run_id, row.call_id): row.child for row in rows}
 
 
 def fork(connection: Connection, thread_id: str, messages: Sequence[Said]) -> bool:

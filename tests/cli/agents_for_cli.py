@@ -1,9 +1,14 @@
 """The agents that the command line's tests run."""
 
+from typing import Any
+
 from pydantic import BaseModel
 
-from agentq import Agent, tool
+from agentq import Agent, Image, tool
+from agentq.messages import media_of
+from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Scripted
+from tests.images import png
 
 
 class Place(BaseModel):
@@ -29,6 +34,18 @@ def read() -> str:
     return "x" * 2000
 
 
+@tool(idempotent=True)
+def draw() -> list[Any]:
+    """Draw."""
+    return ["drawn", Image.from_bytes(png(2), name="chart.png")]
+
+
+def look(request: ModelRequest) -> str:
+    """Say how large what was seen is."""
+    return " ".join(str(len(one.data or b"")) for message in request.messages for one in media_of(message))
+
+
+painter = Agent("painter", model=Scripted([Call("draw"), look]), tools=[draw])
 long = Agent("long", model=Scripted([Call("read"), "read"]), tools=[read])
 plain = Agent("plain", model=Scripted(["fine"]))
 adder = Agent("adder", model=Scripted([Call("add", {"a": 1, "b": 2}), "three"]), tools=[add, render])

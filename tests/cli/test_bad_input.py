@@ -122,6 +122,8 @@ def test_an_impossible_setting_is_code_2_and_is_named(installation: Program, nam
         ("runs", "cancel", "run_nope"),
         ("runs", "ls", "--before", "run_nope"),
         ("approvals", "approve", "run_nope", "call_1"),
+        ("approvals", "show", "run_nope", "call_1"),
+        ("approvals", "ls", "--run", "run_nope"),
         ("approvals", "reject", "run_nope", "call_1", "--reason", "no"),
     ],
 )
@@ -138,6 +140,8 @@ USAGE: list[tuple[Any, ...]] = [
     ("runs", "ls", "--status", "done"),
     ("worker", "--only", "steps", "--queues", "gpu"),
     ("approvals", "reject", "run_1", "call_1"),
+    ("approvals", "approve", "run_1", "call_1", "--arguments", '{"amount": NaN}'),
+    ("approvals", "approve", "run_1", "call_1", "--arguments", '{"amount": 1e999}'),
 ]
 
 

@@ -175,6 +175,22 @@ def test_a_decision_is_recorded_once_with_who_made_it(served: Program) -> None:
     assert "too dear" in str(wait_for(served, run_id, "completed")["messages"])
 
 
+def test_who_decides_once_more_in_the_same_way_has_nothing_to_do(served: Program) -> None:
+    run_id = enqueue(served, "gated")
+    wait_for(served, run_id, "waiting")
+    changed = ("--arguments", '{"a": 40, "b": 2}')
+    approve = ("approvals", "approve", run_id, "call_7")
+    assert served(*approve, *changed, "--by", "anna").code == 0
+    again = served(*approve, *changed, "--by", "otto")
+    assert (again.code, "nothing to do: call 'call_7' is approved by anna since" in again.out) == (0, True)
+    # What would not hold is said.
+    for other in (approve, (*approve, "--arguments", "{}"), (*approve, "--sticky")):
+        refused = served(*other)
+        assert (refused.code, "is approved by anna since" in refused.err) == (1, True)
+    rejected = served("approvals", "reject", run_id, "call_7", "--reason", "no")
+    assert (rejected.code, "is approved by anna since" in rejected.err) == (1, True)
+
+
 def test_waiting_calls_are_listed_with_their_arguments(served: Program) -> None:
     run_id = enqueue(served, "gated")
     wait_for(served, run_id, "waiting")

@@ -130,6 +130,8 @@ class Watch:
         self._mishaps = mishaps
         self._seen: dict[str, RunRows] = {}
         self._forbidden: list[str] = []
+        # What somebody was told is taken: it is said once, for good.
+        self.taken: set[str] = set()
 
     def forbid(self, happened: object, what: str) -> None:
         """For what is noticed in a body, where an assertion would be taken for a failure of the user's code."""
@@ -143,6 +145,7 @@ class Watch:
         for run in runs.values():
             self._check(run)
         _threads_are_in_order(runs.values())
+        self._each_message_is_said_once(runs.values())
         _keys_are_neither_crowded_nor_standing(runs.values())
         self._seen = runs
 
@@ -164,6 +167,18 @@ class Watch:
                 _somebody_sees_to(run)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{run.story()}") from error
+
+    def _each_message_is_said_once(self, runs: Iterable[RunRows]) -> None:
+        """On its thread, or it waits to be taken up by a run that has not ended."""
+        said = Counter(m.text for run in runs for m in run.messages.values() if isinstance(m, UserMessage))
+        waiting = self._rows("""
+            select message, status from agentq.inbox i join agentq.runs r on r.id = i.run_id where message is not null
+        """)
+        assert not [row for row in waiting if row.status in TERMINAL], "a message waits in a run that has ended"
+        said += Counter(json.loads(row.message)["text"] for row in waiting)
+        once = {text: number for text, number in said.items() if text.startswith("message ")}
+        assert set(once.values()) <= {1}, "a message was said twice"
+        assert once.keys() >= self.taken, "a message was lost"
 
     def waits_for_a_person(self) -> bool:
         in_time = "status = 'pending' and (expires_at is null or expires_at > now())"

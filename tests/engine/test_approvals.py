@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from agentq import (
     ApprovalNotPendingError,
     ApprovalRule,
     Approve,
+    Client,
     ConfigError,
     Deferred,
     Handle,
@@ -30,6 +32,7 @@ from agentq.hooks import Hooks
 from agentq.providers.scripted import Call, Scripted, Step
 from agentq.storage.database import Database
 from tests.engine.drain import Died, Drain
+from tests.engine.mishaps import ObservedDatabase
 from tests.engine.test_crashes import die_once, results
 
 ALONE, BATCH = 1, 3
@@ -110,6 +113,44 @@ def test_a_rule_that_raises_asks_a_person_and_is_on_record(database: Database) -
     _, handle = waiting(database, Bank().agent(pays(5), approve={"pay": broken}))
     faults = [event.data["faults"] for event in handle.events(follow=False) if "faults" in event.data]
     assert faults == [["approve[pay]: KeyError"]]
+
+
+@pytest.mark.parametrize("asked_by", ["the model", "a hook"])
+def test_rules_that_hang_ask_a_person_and_do_not_hold_up_the_run(
+    database: Database, monkeypatch: pytest.MonkeyPatch, asked_by: str
+) -> None:
+    over, is_model = threading.Event(), asked_by == "the model"
+    calls = 6 if is_model else 2
+
+    def hangs(ctx: RunContext, arguments: dict[str, Any]) -> bool:
+        return arguments["amount"] >= 1 and over.wait(30)
+
+    class Raises(Hooks):
+        def before_tool(self, ctx: RunContext, call: ToolCall) -> dict[str, Any]:
+            return {"amount": 1}
+
+    bank = Bank()
+    more: dict[str, Any] = {} if is_model else {"hooks": [Raises()]}
+    agent = bank.agent(
+        pays(*[1 if is_model else 0] * calls),
+        approve={"pay": hangs},
+        hook_timeout_secs=0.5,
+        limits={"tool_timeout_secs": 5},
+        **more,
+    )
+    monkeypatch.setattr("agentq.steps.model.MAX_HOOKS_SECS", 0.8)
+    drain = Drain(database, agent)
+    handle = drain.enqueue(agent)
+    try:
+        drain.work()
+    finally:
+        over.set()
+    assert len(handle.approvals()) == (calls if is_model else 0)
+    faults = [fault for event in handle.events(follow=False) for fault in event.data.get("faults", ())]
+    assert faults[0] == "approve[pay]: no answer within 0.5 s"
+    # Of many in one reply all together are bounded.
+    assert not is_model or faults[-1] == "approve[pay]: those before it have used up the time"
+    assert bank.paid == []
 
 
 def test_arguments_that_do_not_fit_are_put_before_nobody(database: Database) -> None:
@@ -383,6 +424,50 @@ def test_what_a_person_says_to_a_tool_that_asked_is_its_result(
     assert 500 not in [paid for paid, *_ in bank.paid]
 
 
+class Caps(Hooks):
+    """No call is for more than ``most``."""
+
+    def __init__(self, *most: float) -> None:
+        self._most = [*most]
+
+    def before_tool(self, ctx: RunContext, call: ToolCall) -> dict[str, Any] | None:
+        most = self._most[0] if len(self._most) == 1 else self._most.pop(0)
+        amount = json.loads(call.arguments)["amount"]
+        return {"amount": min(amount, most)} if amount else None
+
+
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+@pytest.mark.parametrize(
+    ("decision", "paid"), [(Approve(), 100), (Approve({"amount": 90}), 90), (Approve(sticky=True), 100)]
+)
+def test_what_hooks_had_made_of_a_call_when_its_tool_asked_is_what_is_approved_and_runs(
+    database: Database, calls: int, decision: Approve, paid: float
+) -> None:
+    bank = Bank(asks_from=10)
+    agent = bank.agent(pays(500, *[0] * (calls - 1)), approve=[], hooks=[Caps(100)])
+    drain, handle = waiting(database, agent)
+    (approval,) = handle.approvals()
+    assert approval.arguments == '{"amount": 100}'
+    assert approval.arguments_sha256 == sha256(approval.arguments.encode()).hexdigest()
+    handle.decide({approval: decision})
+    drain.work()
+    assert handle.result().text == "done"
+    assert [amount for amount, *_ in bank.paid if amount] == [paid]
+
+
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+def test_hooks_that_make_something_else_of_a_call_than_was_approved_have_it_refused(
+    database: Database, calls: int
+) -> None:
+    bank = Bank(asks_from=10)
+    agent = bank.agent(pays(500, *[0] * (calls - 1)), approve=[], hooks=[Caps(100, *[100] * (calls - 1), 300)])
+    drain, handle = waiting(database, agent)
+    handle.approve(*asked(handle).values())
+    drain.work()
+    assert (handle.result().text, results(handle)[0].code) == ("done", "rejected")
+    assert [amount for amount, *_ in bank.paid if amount] == []
+
+
 @pytest.mark.parametrize("calls", [ALONE, BATCH])
 def test_a_tool_that_asks_again_although_it_was_approved_has_failed(database: Database, calls: int) -> None:
     bank = Bank()
@@ -602,11 +687,30 @@ def test_of_deciders_and_the_deadline_at_once_one_wins_and_each_loser_learns_who
 # ---------------------------------------------------------------------------------------------- what it is bound to
 
 
+@pytest.mark.parametrize("named", ["by its id", "by its approval"])
+@pytest.mark.parametrize("given", ["call_0", ""])
+def test_a_late_word_on_a_call_is_none_on_a_later_call_to_which_the_model_gave_the_same_id(
+    database: Database, given: str, named: str
+) -> None:
+    bank = Bank()
+    turns = [Call("pay", {"amount": amount}, id=given) for amount in (1, 10_000)]
+    drain, handle = waiting(database, bank.agent(*turns))
+    (seen,) = handle.approvals()
+    handle.approve(seen.call_id, by="eva")
+    drain.work()
+    (later,) = handle.approvals()
+    assert later.arguments == '{"amount": 10000}'
+    with pytest.raises(ApprovalNotPendingError, match="is approved by eva since"):
+        handle.decide({seen.call_id if named == "by its id" else seen: Approve()}, by="otto")
+    assert handle.approvals() == [later]
+    assert [amount for amount, *_ in bank.paid] == [1]
+
+
+TAMPERED = ["arguments_sha256 = 'of other arguments'", "status = 'rejected'", "kind = 'outcome'"]
+
+
 @pytest.mark.parametrize("calls", [ALONE, BATCH])
-@pytest.mark.parametrize(
-    "tamper",
-    ["arguments_sha256 = 'of other arguments'", "status = 'rejected'", "kind = 'outcome'"],
-)
+@pytest.mark.parametrize("tamper", TAMPERED)
 def test_a_gated_call_runs_only_with_an_approval_of_its_arguments_on_record(
     database: Database, calls: int, tamper: str
 ) -> None:
@@ -619,6 +723,26 @@ def test_a_gated_call_runs_only_with_an_approval_of_its_arguments_on_record(
     assert handle.result().text == "done"
     assert [result.code for result in results(handle)] == ["rejected"] * calls
     assert bank.paid == []
+
+
+@pytest.mark.parametrize("calls", [ALONE, BATCH])
+@pytest.mark.parametrize("tamper", TAMPERED)
+def test_a_gated_sub_agent_begins_only_with_an_approval_of_its_task_on_record(
+    database: Database, calls: int, tamper: str
+) -> None:
+    clerk = Agent("clerk", model=Scripted(["did it"]))
+    script = Scripted([[Call("clerk", {"input": f"task {n}"}) for n in range(calls)], "done"])
+    top = Agent("top", model=script, tools=[clerk.as_tool()], approve=["clerk"])
+    drain = Drain(database, top, clerk)
+    handle = drain.enqueue(top)
+    drain.work()
+    handle.decide(dict.fromkeys(handle.approvals(), Approve()))
+    with database.transaction() as connection:
+        connection.execute(f"update agentq.approvals set {tamper} where index = 0")
+    drain.work()
+    assert handle.result().text == "done"
+    assert [result.code for result in results(handle)] == ["rejected", *[None] * (calls - 1)]
+    assert len(drain.client.runs(agent="clerk")) == calls - 1
 
 
 # ---------------------------------------------------------------------------------------------- handed to the outside
@@ -734,6 +858,75 @@ def interrupted_text(handle: Handle) -> str:
     return first.text
 
 
+@pytest.mark.parametrize("statement", range(7))
+@pytest.mark.parametrize("goes_on_to", ["nothing yet", "the outside", "its end"])
+def test_whoever_waits_while_another_one_decides_is_given_no_result_that_is_none(
+    database: Database, statement: int, goes_on_to: str
+) -> None:
+    agent, _ = handing_out(1)
+    agent = Agent(
+        "test",
+        model=Scripted([pays(1 if goes_on_to == "its end" else 0), "done"]),
+        tools=agent.tools.values(),
+        approve=["pay"],
+    )
+    drain, handle = waiting(database, agent)
+    observed, passed = ObservedDatabase(database.url), count()
+
+    def moment(what: str) -> None:
+        if next(passed) == statement:
+            handle.approve(*asked(handle).values())
+            if goes_on_to != "nothing yet":
+                drain.work()
+
+    observed.moment = moment
+    client = Client(settings=drain.client.settings)
+    client.database = observed
+    try:
+        result = client.handle(handle.id).wait(timeout=0.3)
+    except WaitTimeoutError:
+        assert goes_on_to != "its end"
+    else:
+        assert result.text == "done" if result.status == "completed" else result.approvals[0].kind == "approval"
+    finally:
+        observed.dispose()
+
+
+# ---------------------------------------------------------------------------------------------- what is no decision
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda handle, call: handle.decide({call: True}), "True is no decision"),
+        (lambda handle, call: handle.decide({call: "approve"}), "'approve' is no decision"),
+        (lambda handle, call: handle.decide({call: Approve}), "is no decision; give Approve"),
+        (lambda handle, call: handle.decide([call]), "decisions map call ids to decisions"),
+        (lambda handle, call: handle.decide(call), "decisions map call ids to decisions"),
+        (lambda handle, call: handle.approve(5), "named by its id or its Approval, not by 5"),
+        (lambda handle, call: handle.approve(call, by=5), "by is the name of who decides"),
+        (lambda handle, call: handle.reject(call, reason=5), "Reject: reason is a text"),
+        (lambda handle, call: handle.approve(call, sticky="no"), "Approve: sticky is True or False"),
+        (lambda handle, call: handle.reject(call, sticky=None), "Reject: sticky is True or False"),
+        (lambda handle, call: handle.fail(call, 5), "Fail: message is a text"),
+        (lambda handle, call: handle.settle(call, happened=0), "happened is True, False or None"),
+        (lambda handle, call: handle.respond(call, object()), "the result has no JSON form"),
+        (lambda handle, call: handle.respond(call, 10**5000), "the result has no JSON form"),
+        (lambda handle, call: handle.approve(call, arguments="all"), "arguments must be a JSON object"),
+        (lambda handle, call: handle.approve(call, arguments={"amount": object()}), "must be a JSON object"),
+        (lambda handle, call: handle.decide({call: Approve(), handle.approvals()[0]: Reject()}), "decided on twice"),
+    ],
+)
+def test_what_is_no_decision_is_refused_in_our_words_and_the_call_waits_on(
+    database: Database, wrong: Callable[[Handle, str], object], says: str
+) -> None:
+    _, handle = waiting(database, Bank().agent(pays(1)))
+    (call_id,) = asked(handle).values()
+    with pytest.raises(ConfigError, match=says):
+        wrong(handle, call_id)
+    assert [approval.status for approval in handle.approvals(status=None)] == ["pending"]
+
+
 # ---------------------------------------------------------------------------------------------- sub-agents
 
 
@@ -815,6 +1008,50 @@ def test_one_call_id_of_two_sub_agents_is_decided_by_the_run_it_belongs_to(datab
     assert sorted(paid for paid, *_ in bank.paid) == [0, 1]
 
 
+@pytest.mark.parametrize("levels", [1, 3])
+def test_who_is_late_with_a_sub_agents_call_learns_of_the_outermost_run_who_decided(
+    database: Database, levels: int
+) -> None:
+    bank = Bank()
+    drain = with_family(database, top := family(bank, levels=levels))
+    handle = drain.enqueue(top)
+    drain.work()
+    (call_id,) = asked(handle).values()
+    refused: list[ApprovalNotPendingError] = []
+
+    def decide(name: str) -> None:
+        try:
+            handle.decide({call_id: Approve()}, by=name)
+        except ApprovalNotPendingError as error:
+            refused.append(error)
+
+    people = [threading.Thread(target=decide, args=(f"person {n}",)) for n in range(20)]
+    for person in people:
+        person.start()
+    for person in people:
+        person.join()
+    drain.work()
+    with pytest.raises(ApprovalNotPendingError) as late:
+        handle.reject(call_id)
+    (record,) = handle.approvals(status=None)
+    assert [error.details.get("decided_by") for error in [*refused, late.value]] == [record.decided_by] * 20
+    assert (handle.result().text, bank.paid) == ("done", [(0, True, 1)])
+
+
+def test_however_many_calls_wait_all_of_a_run_are_shown_and_decided_on(database: Database) -> None:
+    bank = Bank()
+    clerks = [bank.agent(pays(*range(30)), name=f"clerk{n}") for n in range(7)]
+    calls = [Call(clerk.name, {"input": "x"}) for clerk in clerks]
+    top = Agent("top", model=Scripted([calls, "done"]), tools=[clerk.as_tool() for clerk in clerks])
+    drain = Drain(database, top, *clerks)
+    handle = drain.enqueue(top)
+    drain.work()
+    assert len(handle.result().approvals) == 210
+    handle.decide(dict.fromkeys(handle.approvals(), Reject()))
+    drain.work()
+    assert (handle.result().text, len(handle.approvals(status=None))) == ("done", 210)
+
+
 def test_calls_of_several_sub_agents_are_decided_on_together(database: Database) -> None:
     bank = Bank()
     drain = with_family(database, top := family(bank, beside=True, calls=2))
@@ -825,6 +1062,28 @@ def test_calls_of_several_sub_agents_are_decided_on_together(database: Database)
     drain.work()
     assert handle.wait(timeout=10).text == "done"
     assert sorted(paid for paid, *_ in bank.paid) == [0, 1, 9]
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"task": "y"}, {"input": None}, {"input": {"x": 1}}, {"input": "y", "more": 1}]
+)
+def test_a_changed_task_that_no_sub_agent_takes_is_refused_by_a_process_without_the_agents_too(
+    database: Database, changed: dict[str, Any]
+) -> None:
+    clerk = Agent("clerk", model=Scripted(["did it"]))
+    calls = [Call("clerk", {"input": "x"}), Call("clerk", {"input": "y"})]
+    top = Agent("top", model=Scripted([calls, "done"]), tools=[clerk.as_tool()], approve=["clerk"])
+    drain = Drain(database, top, clerk)
+    handle = drain.enqueue(top)
+    drain.work()
+    drain.client.agents.clear()
+    first, second = asked(handle).values()
+    with pytest.raises(ConfigError, match="the changed arguments do not fit clerk"):
+        handle.decide({second: Approve(), first: Approve(changed)})
+    assert len(handle.approvals()) == 2
+    handle.decide({second: Approve(), first: Approve({"input": "z"})})
+    drain.work()
+    assert handle.result().text == "done"
 
 
 def test_a_sub_agent_may_need_approval_itself_with_a_changed_task(database: Database) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from threading import Thread
+from threading import Barrier, BrokenBarrierError, Thread, current_thread
 from typing import Any
 
 import pytest
@@ -12,7 +12,9 @@ from sqlalchemy.orm import Session
 
 from agentq import (
     Agent,
+    ApprovalRule,
     ConfigError,
+    Deferred,
     EndRun,
     Handle,
     Hooks,
@@ -29,7 +31,9 @@ from agentq import (
 )
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Fault, Scripted
+from agentq.storage import threads
 from agentq.storage.database import Database
+from agentq.storage.sql import text
 from tests.engine.drain import Died, Drain
 from tests.engine.mishaps import Moment, ObservedDatabase
 
@@ -69,10 +73,16 @@ class Desk:
             act()
 
     def say(self, text: str, **options: Any) -> Handle:
-        return self.drain.enqueue(self.agent, text, thread="t", **options)
+        return self.drain.enqueue(self.agent, text, **({"thread": "t"} | options))
 
     def history(self) -> list[str]:
         return [texts(message) for message in self.drain.client.history("t")]
+
+    def work_at(self, run: Handle) -> None:
+        """Work off what is first, as long as it is of the run."""
+        waiting: list[Any] = self.drain.wake_ups
+        while waiting and waiting[0].run_id == run.id:
+            self.drain.do(waiting.pop(0))
 
     def settle(self) -> None:
         """Work and sweep until nothing is left to do."""
@@ -167,6 +177,23 @@ def test_the_time_limit_of_a_message_that_waits_counts_from_its_turn(desk: Desk)
     assert second.result().text == "m1"
 
 
+@pytest.mark.parametrize("options", [{}, {"delay_secs": 7200}])
+def test_the_time_limit_of_a_message_that_never_had_its_turn_counts_from_its_retry(desk: Desk, options: Any) -> None:
+    desk.say("m0")
+    second = desk.say("m1", on_busy="enqueue", limits={"run_secs": 60}, **options)
+    second.cancel()
+    desk.drain.work()
+    with desk.drain.database.transaction() as connection:
+        connection.execute("update agentq.runs set created_at = created_at - interval '1 hour'")
+    second.retry()
+    with desk.drain.database.transaction() as connection:
+        left = "select extract(epoch from deadline_at - now())::float from agentq.runs where id = :id"
+        assert 50 < connection.execute(text(left), {"id": second.id}).scalar() <= 60
+    desk.drain.sweep()
+    desk.drain.work()
+    assert second.result().text == "m1"
+
+
 def test_a_message_for_later_waits_for_its_turn_and_for_its_time(desk: Desk) -> None:
     desk.say("m0")
     later = desk.say("m1", on_busy="enqueue", delay_secs=300)
@@ -232,6 +259,111 @@ def test_a_rewind_takes_messages_that_wait_with_it_and_leaves_the_run_before_the
     assert third.result().text == "m2"
 
 
+class _Meanwhile:
+    """Has another process do something at the moment ``at`` of this one; what waits for a lock of ours goes on then."""
+
+    def __init__(self, database: ObservedDatabase, at: int, act: Callable[[], object]) -> None:
+        self.left: int | None = at
+        self._other = Thread(target=act)
+        database.moment = self._moment
+
+    def _moment(self, what: Moment) -> None:
+        if self.left is None or current_thread() is self._other:
+            return
+        self.left -= 1
+        if self.left < 0:
+            self.left = None
+            self._other.start()
+            self._other.join(0.2)
+
+    def end(self) -> bool:
+        """Whether the moment came."""
+        was_hit, self.left = self.left is None, None
+        if was_hit:
+            self._other.join()
+        return was_hit
+
+
+def test_a_message_that_is_cancelled_at_the_moment_of_its_turn_begins_or_leaves_it_to_the_next(
+    observed: ObservedDatabase,
+) -> None:
+    at, was_hit = 0, True
+    while was_hit:
+        desk = Desk(observed)
+        options: dict[str, Any] = {"thread": f"t{at}", "on_busy": "enqueue", "limits": {"run_secs": 60}}
+        first, second, third = (desk.say(f"m{n}", **options) for n in range(3))
+        meanwhile = _Meanwhile(observed, at, second.cancel)
+        desk.work_at(first)
+        was_hit = meanwhile.end()
+        second.cancel()
+        desk.settle()
+        assert [handle.status() for handle in (first, second, third)] == ["completed", "cancelled", "completed"], at
+        with observed.autocommit() as connection:
+            left = "select 1 from agentq.runs where coalesce(deadline_at, sweep_at, lease_look_at) is not null"
+            assert connection.execute(left).all() == [], at
+        at += 1
+    assert at > 10
+
+
+def test_a_rewind_of_a_message_that_waits_leaves_what_the_run_before_it_says_meanwhile(
+    observed: ObservedDatabase,
+) -> None:
+    at, was_hit = 0, True
+    while was_hit:
+        desk = Desk(observed)
+        first, second = (desk.say(text, on_busy="enqueue", thread=f"t{at}") for text in ("work", "m1"))
+        thread = desk.drain.client.thread(f"t{at}")
+        meanwhile = _Meanwhile(observed, at, lambda desk=desk, first=first: desk.work_at(first))
+        rewound = thread.rewind(-1)
+        was_hit = meanwhile.end()
+        desk.settle()
+        kept = [texts(message) for message in thread.history()]
+        assert kept == ["u:work", "a:act", "t:did 1", "a:work"], (at, kept)
+        assert (first.status(), second.status(), rewound.effects) == ("completed", "cancelled", ()), at
+        assert 1 <= rewound.messages <= 4
+        at += 1
+    assert at > 5
+
+
+def test_a_rewind_lists_what_the_run_behind_the_cut_does_meanwhile(observed: ObservedDatabase) -> None:
+    at, was_hit = 0, True
+    while was_hit:
+        desk = Desk(observed)
+        desk.say("work", thread=f"t{at}")
+        thread = desk.drain.client.thread(f"t{at}")
+        meanwhile = _Meanwhile(observed, at, desk.drain.work)
+        rewound = thread.rewind(0)
+        was_hit = meanwhile.end()
+        desk.settle()
+        assert (len(rewound.effects), thread.history()) == (len(desk.did), ()), at
+        at += 1
+    assert at > 5
+
+
+@pytest.mark.parametrize("at_work", [False, True])
+def test_a_run_that_failed_is_the_last_again_when_what_came_after_it_is_taken_away(desk: Desk, at_work: bool) -> None:
+    thread = desk.drain.client.thread("t")
+    first = desk.say("work", limits={"model_calls": 1})
+    desk.drain.work()
+    ended = desk.history()
+    later = desk.say("m1")
+    if at_work:
+        desk.meanwhile["model"] = lambda: thread.rewind(len(ended))
+        desk.drain.work()
+    else:
+        desk.drain.work()
+        thread.rewind(len(ended))
+    assert thread.retry(limits={"model_calls": 5}).id == first.id
+    with pytest.raises(ThreadBusyError, match=first.id):
+        desk.say("m2")
+    held = desk.say("m3", on_busy="enqueue")
+    desk.settle()
+    assert (first.status(), held.result().text) == ("completed", "m3")
+    assert desk.history() == [*ended, "a:work", "u:m3", "a:m3"]
+    with pytest.raises(RunFinishedError):
+        later.retry()
+
+
 def test_a_thread_with_messages_that_wait_is_not_deleted(desk: Desk) -> None:
     desk.say("m0").cancel()
     desk.say("m1")
@@ -288,6 +420,50 @@ def test_a_message_in_the_callers_transaction_stands_behind_a_run_that_goes_on(
     assert second.result().text == "m1"
 
 
+@pytest.mark.parametrize("waits_for", ["a person", "a person, through a sub-agent", "the outside", "nobody"])
+def test_the_callers_transaction_sees_who_the_thread_waits_for_as_any_other(
+    database: Database, engine: sqlalchemy.Engine, waits_for: str
+) -> None:
+    @tool
+    def act() -> str:
+        """Do something outside."""
+        raise Deferred
+
+    is_asked = waits_for != "the outside"
+    child = Agent("child", model=Scripted([Call("act"), "done"]), tools=[act], approve=["act"] if is_asked else [])
+    top = Agent("top", model=Scripted([Call("child", {"input": "x"}), "done"]), tools=[child.as_tool()])
+    drain = Drain(database, top, child)
+    drain.enqueue(top if "sub-agent" in waits_for else child, thread="t")
+    if waits_for != "nobody":
+        drain.work()
+    waits_for_people = waits_for.startswith("a person")
+    right: dict[str, Any] = {"on_waiting": "hold"} if waits_for_people else {"on_busy": "enqueue"}
+    wrong: dict[str, Any] = {"on_waiting": "hold"} if not waits_for_people else {"on_busy": "enqueue"}
+    for connect in (Session, None):
+        with Session(engine) as session:
+            options = {"thread": "t"} | ({"connection": session} if connect else {})
+            with pytest.raises(ThreadBusyError, match="waits for a person" if waits_for_people else "busy with"):
+                drain.enqueue(top, **options, **wrong)
+            assert drain.enqueue(top, **options, **right).is_new
+
+
+@pytest.mark.parametrize("first_goes_on", [True, False])
+def test_who_stands_behind_a_message_of_the_callers_transaction_is_let_go_also_where_that_is_cancelled(
+    desk: Desk, engine: sqlalchemy.Engine, first_goes_on: bool
+) -> None:
+    first = desk.say("m0")
+    with Session(engine) as session:
+        second = desk.say("m1", on_busy="enqueue", connection=session)
+        session.commit()
+    third = desk.say("m2", on_busy="enqueue")
+    if not first_goes_on:
+        desk.drain.work()
+    # Nobody has told the first run of it yet.
+    second.cancel()
+    desk.settle()
+    assert [handle.status() for handle in (first, second, third)] == ["completed", "cancelled", "completed"]
+
+
 @pytest.mark.parametrize("what", [{"on_busy": "steer"}, {"on_busy": "interrupt"}, {"on_waiting": "deny_and_continue"}])
 def test_the_callers_transaction_changes_no_run_at_work(desk: Desk, engine: sqlalchemy.Engine, what: Any) -> None:
     desk.say("m0")
@@ -333,6 +509,34 @@ def test_a_run_that_a_worker_is_at_is_interrupted_with_its_next_commit(desk: Des
     results = {"model": "t:cancelled", "tool": "t:did 1"}
     assert desk.history() == ["u:work", "a:act", results[where], "u:stop", "a:stop"]
     assert desk.did == ([] if where == "model" else [1])
+
+
+def test_messages_that_interrupt_runs_of_each_others_keys_at_once_all_begin(
+    observed: ObservedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(observed)
+    said: list[Handle] = []
+    # Each has given away the place of the run it ends, and now wants one of the other key.
+    both, placed = Barrier(2), threads.next_position
+
+    def wait_for_the_other(*args: Any) -> int:
+        with suppress(BrokenBarrierError):
+            both.wait(2)
+        return placed(*args)
+
+    def say(thread: str, key: str) -> None:
+        said.append(desk.say("m1", thread=thread, on_busy="interrupt", concurrency_key=key, concurrency_limit=1))
+
+    for thread, key in (("t", "a"), ("u", "b")):
+        desk.say("m0", thread=thread, concurrency_key=key, concurrency_limit=1)
+    monkeypatch.setattr(threads, "next_position", wait_for_the_other)
+    at_once = [Thread(target=say, args=each) for each in (("t", "b"), ("u", "a"))]
+    for one in at_once:
+        one.start()
+    for one in at_once:
+        one.join()
+    desk.settle()
+    assert [handle.result().text for handle in said] == ["m1", "m1"]
 
 
 # ---------------------------------------------------------------------------------------------- steer
@@ -400,6 +604,26 @@ def test_the_same_key_joins_once_also_when_it_has_been_heard(desk: Desk) -> None
     with desk.drain.database.autocommit() as connection:
         # It is stored once.
         assert connection.execute("select message from agentq.inbox").scalars() == [None]
+
+
+def test_the_same_key_joins_once_also_for_another_agent_than_that_of_the_run(desk: Desk) -> None:
+    other = Agent("other", model=Scripted(["never"]))
+    desk.drain.client.agents["other"] = other
+    first = desk.say("m0")
+    for agent in (other, desk.agent, other, desk.agent):
+        options: Any = {"on_busy": "steer", "idempotency_key": "k"}
+        assert desk.drain.enqueue(agent, f"for {agent.name}", thread="t", **options).id == first.id
+    desk.drain.work()
+    assert desk.history() == ["u:m0", "u:for other", "u:for desk", "a:for desk"]
+
+
+def test_the_same_key_is_no_new_message_in_a_transaction_of_the_caller(desk: Desk, engine: sqlalchemy.Engine) -> None:
+    first = desk.say("m0")
+    desk.say("m1", on_busy="steer", idempotency_key="k")
+    with Session(engine) as session:
+        again = desk.say("m1", on_busy="enqueue", idempotency_key="k", connection=session)
+        session.commit()
+    assert (again.id, again.is_new) == (first.id, False)
 
 
 class Ends(Hooks):
@@ -525,6 +749,41 @@ def test_a_message_denies_what_sub_agents_ask(database: Database) -> None:
     assert [texts(m) for m in drain.client.history("t")] == ["u:go", "a:child", "t:refrained", "u:m1", "a:over"]
 
 
+@pytest.mark.parametrize(
+    ("on_expiry", "history"),
+    [
+        ("report", ["a:act", "t:expired", "u:never mind", "a:never mind"]),
+        ("approve", ["a:act", "t:did 1", "u:never mind", "a:never mind"]),
+        ("fail", ["a:act", "t:cancelled", "u:never mind", "a:never mind"]),
+    ],
+)
+@pytest.mark.parametrize("through_sub_agent", [False, True])
+def test_a_message_that_denies_too_late_finds_done_what_the_rule_says(
+    database: Database, on_expiry: Any, history: list[str], through_sub_agent: bool
+) -> None:
+    desk = Desk(database)
+    (act,) = desk.agent.tools.values()
+    rule = {"act": ApprovalRule(deadline_secs=30, on_expiry=on_expiry)}
+    asking = Agent("asking", model=Scripted([desk._answer] * 9), tools=[act], approve=rule)
+    top = Agent("top", model=Scripted([desk._answer] * 9), tools=[asking.as_tool(name="act")])
+    drain = Drain(database, top, asking)
+    agent = top if through_sub_agent else asking
+    first = drain.enqueue(agent, "work", thread="t")
+    if through_sub_agent:
+        top.models = (Scripted([Call("act", {"input": "work"}), desk._answer, desk._answer]),)
+        history = [history[0], "t:approval_expired" if on_expiry == "fail" else "t:work", *history[2:]]
+    drain.work()
+    # No sweep has come by.
+    drain.age(31)
+    joined = drain.enqueue(agent, "never mind", thread="t", on_waiting="deny_and_continue")
+    drain.work()
+    assert joined.result().text == "never mind"
+    assert [texts(message) for message in drain.client.history("t")] == ["u:work", *history]
+    assert (joined.id == first.id) == (on_expiry != "fail" or through_sub_agent)
+    (record,) = first.approvals(status=None)
+    assert (record.status, record.decided_by) == ("expired", None)
+
+
 def test_who_decides_while_a_message_denies_either_wins_or_hears_of_it(asking: Desk) -> None:
     (question,) = asking.drain.client.approvals()
     failures: list[BaseException] = []
@@ -547,6 +806,32 @@ def test_who_decides_while_a_message_denies_either_wins_or_hears_of_it(asking: D
     assert asking.did == ([] if failures else [1])
     assert said[0].result().text == "m1"
     assert asking.history().count("u:m1") == 1
+
+
+@pytest.mark.parametrize("change", ["approve", "reject", "respond", "cancel", "expire", "deny_expired"])
+def test_who_changes_a_run_waits_for_nobody_who_has_its_thread(asking: Desk, change: str) -> None:
+    """The one that has it may wait for the run."""
+    (question,) = asking.drain.client.approvals()
+    handle = asking.drain.client.handle(question.run_id)
+    control = asking.drain.engine
+    changes: dict[str, Callable[[], object]] = {
+        "approve": lambda: handle.approve(question.call_id),
+        "reject": lambda: handle.reject(question.call_id),
+        "respond": lambda: handle.respond(question.call_id, "x"),
+        "cancel": handle.cancel,
+        "expire": lambda: control.expire(question.run_id),
+        "deny_expired": lambda: control.expire_approvals(question.run_id),
+    }
+    with asking.drain.database.transaction() as connection:
+        connection.execute("update agentq.runs set deadline_at = now()" if change == "expire" else "select 1")
+        connection.execute("update agentq.approvals set expires_at = now()" if change == "deny_expired" else "select 1")
+    with asking.drain.database.transaction() as connection:
+        threads.lock(connection, "t")
+        changes[change]()
+        if handle.status() == "running":
+            asking.drain.work()
+    asking.settle()
+    assert handle.run().is_terminal
 
 
 BOTH: dict[str, Any] = {"on_busy": "steer", "on_waiting": "deny_and_continue"}

@@ -86,7 +86,7 @@ SWEEP = st.builds(w.Sweep, ANY_WORKER)
 CANCEL = st.builds(w.Cancel, st.integers(0, 20))
 DECIDE = st.builds(w.Decide, WHICH, st.sampled_from([*w.ANSWERS]), st.booleans())
 ASK_AGAIN = st.builds(w.AskAgain, WHICH)
-FOLLOW = st.builds(w.Follow, WHICH)
+FOLLOW = st.builds(w.Follow, WHICH, st.sampled_from([*w.ON_WAITING]))
 LOST = st.just([w.Age(20), w.Sweep(1)])
 MEANWHILE = st.one_of(
     # What takes the work from one that stands still, and then whatever else.

@@ -100,3 +100,29 @@ def test_one_sub_agents_limit_error_leaves_its_sibling_alone(database: Database)
     assert [(each.code, each.text) for each in back][1] == (None, "fine")
     assert back[0].code == "limit_exceeded"
     assert isinstance(result.messages[-1], AssistantMessage)
+
+
+@pytest.mark.parametrize("status", ["completed", "cancelled"])
+def test_a_sub_agent_whose_caller_was_deleted_meanwhile_ends_by_itself(database: Database, status: str) -> None:
+    """As one that was cancelled may be, while its sub-agent is still at work."""
+
+    @tool
+    def act() -> str:
+        """Stay longer than the caller does."""
+        if status == "cancelled":
+            handle.cancel()
+        with database.transaction() as connection:
+            connection.execute(f"delete from agentq.runs where id = '{handle.id}'")
+        return "acted"
+
+    below = Agent("below", model=Scripted([Call("act"), "done"]), tools=[act])
+    top = Agent("top", model=Scripted([Call("below", {"input": "x"}), "done"]), tools=[below.as_tool()])
+    drain = Drain(database, top, below)
+    handle = drain.enqueue(top)
+    drain.work()
+    (run,) = drain.client.runs()
+    assert (run.agent, run.status) == ("below", status)
+    drain.age(120)
+    drain.sweep()
+    drain.age(120)
+    assert drain.sweep() == 0

@@ -16,11 +16,24 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from agentq import Agent, ConfigError, Handle, SchemaOutdatedError, ThreadBusyError, UnknownAgentError
-from agentq.providers.scripted import Scripted
+from agentq import (
+    Agent,
+    Approve,
+    ConfigError,
+    ContentError,
+    Handle,
+    Image,
+    SchemaOutdatedError,
+    ThreadBusyError,
+    UnknownAgentError,
+    UserMessage,
+    tool,
+)
+from agentq.providers.scripted import Call, Scripted
 from agentq.storage import leases
 from agentq.storage.database import Database
 from tests.engine.drain import Drain
+from tests.images import png
 from tests.waiting import eventually
 
 TEST = Agent("test", model=Scripted(["done"]))
@@ -321,6 +334,45 @@ def test_a_role_that_may_not_write_runs_is_refused_until_it_is_granted_what_is_s
         begins(drain, handle)
 
 
+@pytest.mark.xdist_group("roles")
+def test_a_role_that_may_not_store_images_may_still_enqueue_texts(drain: Drain, database: Database) -> None:
+    image = Image.from_bytes(png(1))
+    with role(database) as name, psycopg.connect(database.url) as connection:
+        connection.execute(
+            f"GRANT USAGE ON SCHEMA agentq TO {name}; GRANT SELECT, INSERT ON agentq.runs, agentq.journal TO {name}; "
+            f"GRANT SELECT, INSERT, UPDATE ON agentq.threads TO {name}"
+        )
+        connection.execute(f"SET LOCAL ROLE {name}")
+        begun = drain.enqueue(TEST, connection=connection)
+        with pytest.raises(ConfigError, match="SELECT and INSERT on its tables"):
+            drain.enqueue(TEST, image, connection=connection)
+        connection.execute("RESET ROLE")
+        connection.execute(f"GRANT SELECT, INSERT ON agentq.blobs, agentq.blob_refs TO {name}")
+        connection.execute(f"SET LOCAL ROLE {name}")
+        handle = drain.enqueue(TEST, image, connection=connection)
+        connection.commit()
+        begins(drain, begun)
+        begins(drain, handle)
+
+
+def test_an_image_is_there_with_the_run_and_a_rollback_leaves_none(
+    drain: Drain, database: Database, guest: Open
+) -> None:
+    theirs = guest()
+    drain.enqueue(TEST, [Image.from_bytes(png(1)), "look"], connection=theirs.given, thread="t")
+    drain.client.enqueue_many("test", ["a", Image.from_bytes(png(2))], connection=theirs.given)
+    theirs.rollback()
+    assert [count(database, f"agentq.{name}") for name in ("runs", "blobs", "blob_refs")] == [0, 0, 0]
+    handle = drain.enqueue(TEST, [Image.from_bytes(png(1, filled_to=50_000)), "look"], connection=theirs.given)
+    with pytest.raises(ContentError, match="is not stored here any more"):
+        drain.enqueue(TEST, Image.from_bytes(png(3)).with_data(None), connection=theirs.given)
+    theirs.commit()
+    begins(drain, handle)
+    message = handle.messages()[0]
+    assert isinstance(message, UserMessage)
+    assert drain.client.read(message.media[0]) == png(1, filled_to=50_000)
+
+
 def test_a_read_only_transaction_is_refused(drain: Drain, database: Database) -> None:
     with psycopg.connect(database.url) as connection:
         connection.read_only = True
@@ -417,3 +469,25 @@ print([name for name in sys.modules if name.split(".")[0] in ("sqlalchemy", "cel
 """
     done = subprocess.run([sys.executable, "-c", code, database.url], capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_run_goes_on_while_its_thread_is_locked(database: Database, calls: int) -> None:
+    """As it is while somebody's transaction puts a message behind it, which may take long."""
+    agent = Agent(
+        "test",
+        model=Scripted([[Call("act")] * calls, [Call("ask")] * calls, "done"]),
+        tools=[tool(name="act")(lambda: "acted"), tool(name="ask")(lambda: "asked")],
+        approve=["ask"],
+    )
+    drain = Drain(database, agent)
+    handle = drain.enqueue(agent, thread="t")
+    with psycopg.connect(database.url) as theirs:
+        later = drain.enqueue(agent, "more", thread="t", connection=theirs, on_busy="enqueue")
+        # Each would wait in vain: this process does both.
+        theirs.execute("select set_config('idle_in_transaction_session_timeout', '3000', true)")
+        drain.work()
+        handle.decide(dict.fromkeys(handle.approvals(), Approve()))
+        drain.work()
+        assert handle.result().text == "done"
+    assert later.status() == "queued"

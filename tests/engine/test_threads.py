@@ -1,16 +1,21 @@
 """Conversations: cut back, copied, deleted, and a run that failed taken up again."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Thread
+from itertools import count
+from threading import Event, Thread
 from typing import Any
 
+import psycopg
 import pytest
 
 from agentq import (
     Agent,
     AssistantMessage,
+    Client,
     ConfigError,
+    Deferred,
     LimitExceededError,
     Message,
     RunFailedError,
@@ -25,8 +30,11 @@ from agentq import (
 )
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Fault, Scripted
+from agentq.storage import threads
 from agentq.storage.database import Database
 from tests.engine.drain import Drain
+from tests.engine.mishaps import ObservedDatabase
+from tests.waiting import eventually
 
 
 class Shop:
@@ -119,6 +127,146 @@ def test_calls_that_were_not_run_are_no_effects(database: Database) -> None:
     assert [effect.call_id for effect in drain.client.thread("t").rewind(1).effects] == [two.call_id]
 
 
+def test_the_same_call_id_in_two_runs_of_a_thread_is_two_calls(database: Database) -> None:
+    sold: list[int] = []
+
+    @tool
+    def sell(n: int) -> str:
+        """Sell something."""
+        sold.append(n)
+        return f"sold {n}"
+
+    calls = [Call("sell", {"n": n}, id="call_0") for n in (1, 2)]
+    script = Scripted([calls[0], "done", calls[1], "done"])
+    agent = Agent("shop", model=script, tools=[sell], approve={"sell": lambda ctx, arguments: arguments["n"] == 2})
+    drain = Drain(database, agent)
+    drain.run(agent, thread="t")
+    handle = drain.enqueue(agent, thread="t")
+    drain.work()
+    handle.reject("call_0")
+    drain.work()
+    effects = drain.client.thread("t").rewind(0).effects
+    assert [effect.result.text for effect in effects if effect.result] == ["sold 1"]
+    assert sold == [1]
+
+
+def handed_over(drain: Drain) -> Agent:
+    """Its call was handed to the outside, which did not answer in time."""
+
+    @tool
+    def act() -> str:
+        raise Deferred(deadline_secs=60)
+
+    agent = Agent("test", model=Scripted([Call("act"), "done"]), tools=[act])
+    drain.agents["test"] = agent
+    drain.enqueue(agent, thread="t")
+    drain.work()
+    drain.age(61)
+    drain.sweep()
+    drain.work()
+    return agent
+
+
+def stopped_in_the_middle(drain: Drain) -> Agent:
+    """It was cancelled while its async tool was running."""
+    started = Event()
+
+    @tool
+    async def act() -> str:
+        started.set()
+        await asyncio.sleep(60)
+        return "never"
+
+    agent = Agent("test", model=Scripted([Call("act"), "done"]), tools=[act])
+    drain.agents["test"] = agent
+    handle = drain.enqueue(agent, thread="t")
+    worker = Thread(target=drain.work)
+    worker.start()
+    started.wait()
+    handle.cancel()
+    drain.engine.services.heartbeat.renew()
+    worker.join()
+    return agent
+
+
+def of_a_sub_agent(drain: Drain, **options: Any) -> Agent:
+    act, later = tool(name="act")(lambda: "acted"), tool(name="later")(lambda: "never")
+    script = Scripted([Call("act"), Call("later"), "never"])
+    clerk = Agent("clerk", model=script, tools=[act, later], **options)
+    boss = Agent("boss", model=Scripted([Call("clerk", {"input": "x"}), "never"]), tools=[clerk.as_tool()])
+    top = Agent("top", model=Scripted([Call("boss", {"input": "x"}), "never"]), tools=[boss.as_tool()])
+    drain.agents.update({agent.name: agent for agent in (clerk, boss, top)})
+    drain.enqueue(top, thread="t")
+    drain.work()
+    return top
+
+
+def of_a_sub_agent_that_waits(drain: Drain) -> Agent:
+    """Two levels below, one call was run and another one waits for a person."""
+    return of_a_sub_agent(drain, approve=["later"])
+
+
+def of_a_sub_agent_that_is_done(drain: Drain) -> Agent:
+    return of_a_sub_agent(drain)
+
+
+@pytest.mark.parametrize(
+    ("make", "tools"),
+    [
+        (handed_over, ["act"]),
+        (stopped_in_the_middle, ["act"]),
+        (of_a_sub_agent_that_waits, ["boss", "clerk", "act"]),
+        (of_a_sub_agent_that_is_done, ["boss", "clerk", "act", "later"]),
+    ],
+)
+def test_whatever_may_have_been_done_behind_the_cut_is_listed(
+    database: Database, make: Callable[[Drain], Agent], tools: list[str]
+) -> None:
+    drain = Drain(database)
+    make(drain)
+    effects = drain.client.thread("t").rewind(0).effects
+    assert [effect.tool for effect in effects] == tools
+    by_id = {run.id: run.agent for run in drain.client.runs()}
+    assert by_id[effects[-1].run_id] in ("test", "clerk")
+
+
+@pytest.mark.parametrize("statement", range(1, 4))
+def test_what_a_run_does_while_it_is_being_taken_back_is_listed_too(database: Database, statement: int) -> None:
+    """The rewind is at its statements before it has the run's row: the last of these finds a run that has ended."""
+    drain, shop = talked(database, messages=1)
+    handle = drain.enqueue(shop.agent, thread="t")
+    observed, passed = ObservedDatabase(database.url), count(0)
+
+    def moment(what: str) -> None:
+        if next(passed) == statement:
+            drain.work()
+
+    observed.moment = moment
+    client = Client(settings=drain.client.settings)
+    client.database = observed
+    try:
+        rewound = client.thread("t").rewind(5)
+    finally:
+        observed.dispose()
+    assert handle.status() == "completed"
+    assert [effect.result and effect.result.text for effect in rewound.effects] == [f"sold {n}" for n in shop.sold[2:]]
+    assert len(rewound.effects) == 2
+    assert said(*drain.client.history("t")) == TURN
+
+
+def test_an_answer_and_what_a_person_did_in_a_tools_place_are_no_effects(database: Database) -> None:
+    sell = tool(name="sell")(lambda: "sold")
+    script = Scripted([Call("sell"), Call("final_answer", {"n": 1})])
+    agent = Agent("shop", model=script, tools=[sell], approve=["sell"], output={"type": "object"}, output_mode="tool")
+    drain = Drain(database, agent)
+    handle = drain.enqueue(agent, thread="t")
+    drain.work()
+    handle.respond(handle.approvals()[0].call_id, "sold by hand")
+    drain.work()
+    assert handle.result().stop_reason == "output"
+    assert drain.client.thread("t").rewind(0).effects == ()
+
+
 def test_a_negative_number_takes_away_as_many_messages(database: Database) -> None:
     drain, _ = talked(database)
     assert drain.client.thread("t").rewind(-1).messages == 9
@@ -144,6 +292,16 @@ def test_a_rewind_that_drops_nothing_changes_nothing(database: Database) -> None
     assert drain.client.thread("t").rewind(6).messages == 6
     drain.work()
     assert handle.result().text == "done"
+
+
+@pytest.mark.parametrize("to", ["1", 1.5, True, 10**30, -(10**30)])
+def test_what_is_no_place_in_a_thread_changes_nothing(database: Database, to: Any) -> None:
+    drain, _ = talked(database, messages=1)
+    thread, whole = drain.client.thread("t"), drain.client.history("t")
+    for cut in (thread.rewind, lambda at: thread.fork("f", at=at)):
+        with pytest.raises(ConfigError, match="thread 't'"):
+            cut(to)
+    assert (thread.history(), drain.client.history("f")) == (whole, ())
 
 
 def test_a_waiting_run_behind_the_cut_is_cancelled_and_the_thread_is_free(database: Database) -> None:
@@ -194,11 +352,11 @@ def test_rewinds_and_messages_at_once_leave_one_open_run_and_a_whole_conversatio
         with suppress(ThreadBusyError):
             enqueued.append(drain.enqueue(shop.agent, thread="t"))
 
-    threads = [Thread(target=say if n % 2 else lambda: drain.client.thread("t").rewind(-1)) for n in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    people = [Thread(target=say if n % 2 else lambda: drain.client.thread("t").rewind(-1)) for n in range(20)]
+    for person in people:
+        person.start()
+    for person in people:
+        person.join()
     still_open = [handle for handle in enqueued if not handle.run().is_terminal]
     assert len(still_open) <= 1
     drain.work()
@@ -275,6 +433,53 @@ def test_a_deleted_thread_leaves_no_row_behind_also_of_sub_agents(database: Data
     with database.transaction() as connection:
         orphans = "select count(*) from agentq.journal where run not in (select number from agentq.runs)"
         assert connection.execute(orphans).scalar() == 0
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_message_for_a_thread_that_is_being_deleted_begins_a_new_one(database: Database, whose: str) -> None:
+    drain, shop = talked(database)
+    enqueued: list[Any] = []
+
+    def say() -> None:
+        if whose == "ours":
+            enqueued.append(drain.enqueue(shop.agent, "anew", thread="t"))
+            return
+        with psycopg.connect(database.url) as theirs:
+            enqueued.append(drain.enqueue(shop.agent, "anew", thread="t", connection=theirs))
+
+    speaker = Thread(target=say)
+    waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    with database.transaction() as deleting, database.autocommit() as looking:
+        threads.lock(deleting, "t")
+        speaker.start()
+        eventually(lambda: looking.execute(waits).scalar() == 1, what="the message waits for the lock")
+        threads.delete(deleting, ["t"])
+    speaker.join()
+    drain.sweep()
+    drain.work()
+    assert [handle.result().text for handle in enqueued] == ["done"]
+    assert said(*drain.client.history("t")) == TURN
+    assert len(drain.client.runs()) == 1
+
+
+def test_a_thread_may_be_deleted_before_its_rewind_is_over(database: Database) -> None:
+    drain = Drain(database)
+    of_a_sub_agent_that_waits(drain)
+    observed, gone = ObservedDatabase(database.url), []
+
+    def moment(what: str) -> None:
+        if what == "committed" and not gone:
+            gone.append(drain.client.thread("t").delete())
+
+    observed.moment = moment
+    client = Client(settings=drain.client.settings)
+    client.database = observed
+    client.__dict__["dispatcher"] = drain
+    try:
+        rewound = client.thread("t").rewind(0)
+    finally:
+        observed.dispose()
+    assert (rewound.messages, gone, drain.client.runs()) == (0, [3], [])
 
 
 # ---------------------------------------------------------------------------------------------- retry

@@ -11,6 +11,7 @@ import psycopg
 
 from agentq import Approve, AssistantMessage, Reject, Respond, RunContext, ThreadBusyError, ToolMessage
 from agentq.approvals import Decision
+from agentq.busy import OnBusy, OnWaiting
 from agentq.errors import ApprovalNotPendingError
 from agentq.providers.base import ModelRequest
 from agentq.registry import by_name
@@ -35,11 +36,21 @@ class AskAgain:
     which: int
 
 
+# A message does something else than to be rejected also where a person is asked.
+ON_WAITING: dict[OnBusy, OnWaiting] = {
+    "reject": "reject",
+    "enqueue": "hold",
+    "interrupt": "hold",
+    "steer": "deny_and_continue",
+}
+
+
 @dataclass(frozen=True)
 class Follow:
-    """The next message on a thread."""
+    """The next message on a thread, and what it does where that is busy."""
 
     which: int
+    on_busy: OnBusy = "reject"
 
 
 @dataclass(frozen=True)
@@ -141,6 +152,7 @@ class World:
         now = lambda: clock.seconds(eye)  # noqa: E731
         self._workers = [Worker(database, self._fate, self._post, now, steps) for steps in LOCAL_STEPS]
         self._asked: list[tuple[Ask, str]] = []
+        self._followed = 0
         self._deliveries: list[_Delivery] = []
         # What was written of runs whose worker stood still until its lease was lost: it may add nothing to that.
         self._lost: dict[str, list[tuple[Any, ...]]] = {}
@@ -168,8 +180,8 @@ class World:
                 self._ask(happening, definition, calm=calm)
             case AskAgain(which) if self._asked:
                 self._enqueue(*self._asked[which % len(self._asked)], calm=calm)
-            case Follow(which):
-                self._follow(which, calm=calm)
+            case Follow(which, on_busy):
+                self._follow(which, on_busy, calm=calm)
             case Deliver(worker, which, count):
                 for _ in range(min(count, len(self.waiting))):
                     if self.waiting:
@@ -204,14 +216,17 @@ class World:
         self._asked.append((ask, f"agent{number}"))
         self._enqueue(*self._asked[-1], calm=calm)
 
-    def _enqueue(self, ask: Ask, name: str, *, calm: bool, key: str = "first") -> None:
+    def _enqueue(
+        self, ask: Ask, name: str, *, calm: bool, key: str = "first", said: str = "go", on_busy: OnBusy = "reject"
+    ) -> None:
         thread = f"of {name}" if ask.definition.on_thread else None
         same = self._ids("select id from agentq.runs where agent = %s and idempotency_key = %s", name, key)
         open_run = "select 1 from agentq.runs where thread_id = %s and status in ('queued', 'running', 'waiting')"
-        is_busy = bool(self._ids(open_run, thread)) and not same
+        is_busy = bool(self._ids(open_run, thread)) and not same and on_busy == "reject"
+        busy: dict[str, Any] = {"on_busy": on_busy, "on_waiting": ON_WAITING[on_busy]} if on_busy != "reject" else {}
         try:
             handle = self._workers[0].client.enqueue(
-                name, "go", thread=thread, idempotency_key=key, **_options(ask.definition)
+                name, said, thread=thread, idempotency_key=key, **busy, **_options(ask.definition)
             )
         except ThreadBusyError:
             # In the middle of it, somebody else may have been faster.
@@ -219,14 +234,17 @@ class World:
         else:
             assert not is_busy or not calm, "a thread was given that is busy"
             assert same in ([], [(handle.id,)]), "one key has two runs"
+            if said != "go":
+                self.watch.taken.add(said)
 
-    def _follow(self, which: int, *, calm: bool) -> None:
+    def _follow(self, which: int, on_busy: OnBusy, *, calm: bool) -> None:
         threads = [(ask, name) for ask, name in self._asked if ask.definition.on_thread]
         if not threads:
             return
         ask, name = threads[which % len(threads)]
-        said = self._ids("select 1 from agentq.runs where thread_id = %s", f"of {name}")
-        self._enqueue(ask, name, calm=calm, key=f"message {len(said)}")
+        self._followed += 1
+        said = f"message {self._followed}"
+        self._enqueue(ask, name, calm=calm, key=said, said=said, on_busy=on_busy)
 
     def _decide(self, decision: Decide, *, calm: bool) -> None:
         approvals = self._ids(

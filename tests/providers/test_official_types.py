@@ -8,6 +8,8 @@ from anthropic.types.message_create_params import MessageCreateParamsNonStreamin
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from pydantic import BaseModel, Field, TypeAdapter
 
+from agentq import File, Image
+from agentq.inputs import checked_message
 from agentq.messages import AssistantMessage, Message, Reasoning, ToolCall, ToolMessage, ToolResult, UserMessage
 from agentq.output import OutputSchema
 from agentq.providers import anthropic, openai_chat
@@ -15,6 +17,8 @@ from agentq.providers.anthropic import Anthropic
 from agentq.providers.base import ModelRequest, ToolSpec
 from agentq.providers.openai_chat import OpenAIChat
 from agentq.providers.profiles import PROFILES
+from agentq.results import to_content
+from tests.images import GIF, JPEG, PDF, WEBP, png
 
 THINKING = {"type": "thinking", "thinking": "hm", "signature": "S"}
 TRANSCRIPT: list[Message] = [
@@ -29,6 +33,20 @@ TRANSCRIPT: list[Message] = [
     AssistantMessage(text="Done."),
     UserMessage(text="more"),
 ]
+IMAGES = [Image.from_bytes(data, name="x") for data in (png(), JPEG, GIF, WEBP)]
+FILES = [File.from_bytes(PDF), File.from_bytes(PDF, name="r.pdf"), File.from_bytes(b"a,b", name="t.csv")]
+LINK = Image.from_url("https://x.invalid/a.png")
+ARCHIVE = File.from_bytes(b"PK", media_type="application/zip")
+TEXT, MEDIA = to_content(["see", *IMAGES, *FILES, LINK, ARCHIVE])
+SEEN: list[Message] = [
+    UserMessage(**checked_message(["look", *IMAGES, "and", *FILES, LINK])),
+    AssistantMessage(
+        calls=(ToolCall(id="a", name="look", arguments="{}"), ToolCall(id="b", name="look", arguments=""))
+    ),
+    ToolMessage(result=ToolResult(call_id="a", name="look", text=TEXT, media=MEDIA)),
+    ToolMessage(result=ToolResult(call_id="b", name="look", text=TEXT, media=MEDIA, status="error")),
+]
+LINKED = UserMessage(**checked_message([File.from_url("https://x.invalid/r.pdf")]))
 TOOLS = [ToolSpec("look", "Look.", {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})]
 SETTINGS = {"max_tokens": 100}
 
@@ -42,8 +60,9 @@ def walk(value: Any) -> Any:
     return [walk(item) for item in value]
 
 
-def test_a_chat_request_is_one_to_the_official_client() -> None:
-    request = ModelRequest("m", "Be kind.", TRANSCRIPT, TOOLS, SETTINGS)
+@pytest.mark.parametrize("transcript", [TRANSCRIPT, SEEN, [*SEEN, UserMessage(text="more")]])
+def test_a_chat_request_is_one_to_the_official_client(transcript: list[Message]) -> None:
+    request = ModelRequest("m", "Be kind.", transcript, TOOLS, SETTINGS)
     body = openai_chat.request_body(request, "openai", PROFILES["openai"])
     adapter: TypeAdapter[Any] = TypeAdapter(CompletionCreateParamsNonStreaming)
     assert walk(adapter.validate_python(body)) == body
@@ -77,7 +96,8 @@ def test_a_messages_request_for_a_typed_answer_is_one_to_the_official_client(set
     assert body["output_config"].get("effort") == settings.get("output_config", {}).get("effort")
 
 
-def test_a_messages_request_is_one_to_the_official_client() -> None:
-    body = anthropic.request_body(ModelRequest("m", "Be kind.", TRANSCRIPT, TOOLS, SETTINGS), "anthropic")
+@pytest.mark.parametrize("transcript", [TRANSCRIPT, SEEN, [*SEEN, LINKED]])
+def test_a_messages_request_is_one_to_the_official_client(transcript: list[Message]) -> None:
+    body = anthropic.request_body(ModelRequest("m", "Be kind.", transcript, TOOLS, SETTINGS), "anthropic")
     adapter: TypeAdapter[Any] = TypeAdapter(MessageCreateParamsNonStreaming)
     assert walk(adapter.validate_python(body)) == body

@@ -33,6 +33,7 @@ AGREED_KINDS = {
     "openai-compatible-e39c14-t0": "context_too_long",  # Perplexity's type too_many_prompt_tokens
     "groq-5933cc-t0": "bad_call",  # tool_use_failed: the model's slip, not ours
     "anthropic-0584f9-t0": "reply_invalid",  # pause_turn: only server tools pause, and we offer none
+    "openai-chat-9e423e-t1": "content_unsupported",  # a URL it cannot get: of a tool's image it is told in words
 }
 AGREED_TEXTS = {
     "openai-chat-09b9bc-t0": "the refusal is what the model said, so it is the text; the official client has it apart",

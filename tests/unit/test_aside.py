@@ -51,6 +51,16 @@ def test_what_it_raises_comes_through(error: BaseException) -> None:
         assert caught.value is error
 
 
+def test_one_that_hangs_in_a_copy_of_the_context_holds_up_no_other_copy(free: threading.Event) -> None:
+    def calls() -> None:
+        assert aside.call(lambda: 7, 20) == 7
+        with pytest.raises(aside.TookTooLong):
+            call(free.wait, 0.05)
+        assert [call(lambda: 8), aside.call(lambda: 9, 20)] == [8, 9]
+
+    copy_context().run(calls)
+
+
 def test_what_hangs_is_left_alone_whether_sync_or_async(free: threading.Event) -> None:
     async def hangs() -> None:
         await asyncio.to_thread(free.wait)

@@ -29,6 +29,7 @@ CODES = {
     "RunNotFoundError": "run_not_found",
     "RunFinishedError": "run_finished",
     "RunNotFinishedError": "run_not_finished",
+    "RunNotHeldError": "run_not_held",
     "RunCancelledError": "cancelled",
     "RunFailedError": "run_failed",
     "LimitExceededError": "limit_exceeded",
@@ -38,6 +39,8 @@ CODES = {
     "ThreadNotFoundError": "thread_not_found",
     "LeaseLost": "lease_lost",
     "ToolError": "tool_error",
+    "ContentError": "content_invalid",
+    "ContentMissingError": "content_missing",
 }
 PROVIDER_CODES = {
     "provider_rate_limited": True,
@@ -50,6 +53,7 @@ PROVIDER_CODES = {
     "provider_model_not_found": False,
     "provider_context_too_long": False,
     "provider_content_filtered": False,
+    "provider_content_unsupported": False,
     "provider_bad_call": True,
     "provider_reply_invalid": True,
 }

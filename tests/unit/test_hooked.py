@@ -1,13 +1,24 @@
 """What a hook may put in the place of what passed, and what comes of one that fails."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from agentq import AssistantMessage, EndRun, Hooks, ModelView, RunContext, ToolCall, ToolResult, UserMessage, tool
+from agentq import (
+    AssistantMessage,
+    EndRun,
+    Hooks,
+    ModelView,
+    RunContext,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+    aside,
+    tool,
+)
 from agentq.agent import AgentSpec
 from agentq.errors import ErrorInfo
 from agentq.messages import Reasoning, ToolMessage
@@ -15,6 +26,13 @@ from agentq.providers.transcript import keep_block
 from agentq.steps.hooked import Notes, Passed, after_model, after_tool, before_model, before_tool
 
 CTX = RunContext(run_id="run_1", agent="test")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_behind() -> Iterator[None]:
+    """A step has a context of its own, in which its hooks leave the place where they run."""
+    yield
+    aside._BESIDE.set(None)
 
 
 @tool

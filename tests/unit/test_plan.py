@@ -1,6 +1,7 @@
 """A reply's calls before any runs: ids of their own, what cannot run, and which answer counts."""
 
 import json
+from math import inf
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from pydantic import BaseModel
 from agentq.agent import AgentSpec
 from agentq.context import RunContext
 from agentq.limits import Limits
-from agentq.messages import AssistantMessage, Stop, ToolCall, Usage
+from agentq.messages import AssistantMessage, Stop, ToolCall, Usage, UserMessage
 from agentq.outcomes import Output, Replied, Transition
 from agentq.steps.answers import answers, structured
 from agentq.steps.plan import plan, with_ids
@@ -59,7 +60,7 @@ def planned(reply: AssistantMessage, agent: AgentSpec = PLAIN, **changes: Any) -
     found = answers(reply, agent, CTX)
     cut = reply.stop == "length"
     return [
-        plan(call, agent, snapshot, cut=cut, faults=[], answer=found.get(index))
+        plan(call, agent, snapshot, cut=cut, faults=[], until=inf, answer=found.get(index))
         for index, call in enumerate(reply.calls)
     ]
 
@@ -100,6 +101,16 @@ def test_no_two_ids_are_the_same_and_the_first_of_a_kind_stays(given: list[str])
     assert "" not in made
     for index, call_id in enumerate(given):
         assert not call_id or call_id in given[:index] or made[index] == call_id
+
+
+def test_an_id_of_an_earlier_turn_is_not_given_again() -> None:
+    first, second, third = (message(("pay", {}), ("pay", {})) for _ in range(3))
+    first = with_ids(first, 1)
+    second = with_ids(second, 2, [UserMessage(text="go"), first])
+    third = with_ids(third, 3, [first, second])
+    ids = [call.id for reply in (first, second, third) for call in reply.calls]
+    assert len(set(ids)) == 6
+    assert with_ids(second, 2, [first]) is second
 
 
 def test_the_rest_of_the_message_stays() -> None:

@@ -6,10 +6,13 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
-from agentq import Agent, Happened, NotHappened, RunContext, tool
+from agentq import Agent, Happened, Image, NotHappened, RunContext, tool
+from agentq.messages import media_of
 from agentq.providers.base import ModelRequest
 from agentq.providers.scripted import Call, Scripted
+from tests.images import png
 
 LOG = Path(os.environ.get("AGENTQ_TEST_LOG", "."))
 
@@ -118,6 +121,18 @@ def slow_reply(request: ModelRequest) -> str:
     return "done"
 
 
+@tool(idempotent=True)
+def draw(n: int) -> list[Any]:
+    """Draw."""
+    return [f"drawn {n}", Image.from_bytes(png(n, filled_to=20_000 + n))]
+
+
+def seen_slowly(request: ModelRequest) -> str:
+    """Say how large what was seen is, and die with it the first time."""
+    slow_reply(request)
+    return " ".join(str(len(one.data or b"")) for message in request.messages for one in media_of(message))
+
+
 def patient_reply(request: ModelRequest) -> str:
     """Answer when there is a file of the message's name."""
     log("begin", n=0)
@@ -153,6 +168,7 @@ selfish_two = Agent(
     model=Scripted([[Call("selfish", {"secs": 8}), Call("nap", {"n": 1, "secs": 0})], "done"]),
     tools=TOOLS,
 )
+painter = Agent("painter", model=Scripted([[Call("draw", {"n": n}) for n in (1, 2, 1)], seen_slowly]), tools=[draw])
 brief = Agent("brief", model=Scripted([Call("brief_nap", {"n": 0}), "done"]), tools=[brief_nap])
 brief_batch = Agent(
     "brief_batch", model=Scripted([[Call("brief_nap", {"n": n}) for n in range(2)], "done"]), tools=[brief_nap]

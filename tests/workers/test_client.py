@@ -18,7 +18,7 @@ def client(database: Database, embedded_broker_url: str) -> Iterator[Client]:
         yield opened
 
 
-@pytest.mark.parametrize("text", ["", " ", 5, None, ["hi"]])
+@pytest.mark.parametrize("text", ["", " ", 5, None, [], {"text": "hi"}])
 def test_a_message_is_a_text(client: Client, text: Any) -> None:
     with pytest.raises(ConfigError, match="a run needs a message"):
         client.enqueue("rep", text)

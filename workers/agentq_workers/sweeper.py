@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from agentq import recovery
+from agentq import recovery, retention
 from agentq.errors import AgentqError
 from agentq.storage import leases
 from agentq_workers.runtime import Runtime
@@ -17,6 +17,9 @@ from agentq_workers.runtime import Runtime
 logger = logging.getLogger(__name__)
 
 SEEN_SECS = 15.0
+# How often each worker deletes what has been kept for long enough.
+PURGE_SECS = 3600.0
+_PURGE = "agentq-purge"
 
 
 def period_secs(lease_secs: float) -> float:
@@ -69,6 +72,8 @@ class Sweeper:
         seen, lease_secs, spared_secs = time.monotonic(), self._runtime.settings.lease_secs, 0.0
         # A worker may be started by the end of an outage: those that live must have had time to renew their leases.
         spared_until = seen + lease_secs / 2
+        # The first time is soon, but not at once for a whole fleet.
+        purged = seen - PURGE_SECS + random.uniform(0, 4 * SEEN_SECS)
         # Jittered, so that the workers of a fleet do not all look at the same moment.
         period = period_secs(lease_secs)
         while not self._stop.wait(period * random.uniform(0.75, 1.25)):
@@ -84,6 +89,10 @@ class Sweeper:
                     self._say_alive()
                     recovery.wake_outdated(self._runtime.sweeping)
                     seen = time.monotonic()
+                if self._runtime.settings.keep_days is not None and time.monotonic() > purged + PURGE_SECS:
+                    # It may take long, and nobody waits for it.
+                    threading.Thread(target=self._purge, name=_PURGE, daemon=True).start()
+                    purged = time.monotonic()
             except AgentqError as error:
                 # Whoever is alive renews its leases, and saves what it did meanwhile, before they are taken for lost.
                 spared_until = time.monotonic() + lease_secs
@@ -107,6 +116,15 @@ class Sweeper:
             logger.warning("process %d is killed: its tool has outlived its time limit and cannot be stopped", pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def _purge(self) -> None:
+        try:
+            purged = retention.purge(self._runtime.database, keep_days=self._runtime.settings.keep_days or 0)
+        except AgentqError as error:
+            logger.warning("what is too old stays for another hour: %s", error)
+            return
+        if purged.runs or purged.threads:
+            logger.info("deleted what ended %g days ago: %s", self._runtime.settings.keep_days, purged)
 
     def leave(self) -> None:
         """Go on looking, but take nothing new: nobody is to count on this worker."""

@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0012"
-down_revision = "0010"
+down_revision = "0011"
 
 STATEMENTS = (
     # They change nothing of a row. Who uses the tables is not made to wait behind us for those before us.
