@@ -37,6 +37,8 @@ from agentq.values import replace
 logger = logging.getLogger(__name__)
 
 _MESSAGE_CHARS = 4_000
+# How a call comes back that its tool has not been called for.
+_NOT_BEGUN = frozenset({"unknown_tool", "invalid_arguments"})
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,15 @@ def _run_or_probe(asked: ToolCall, call: OpenCall, this: _Attempt) -> CallDone:
     agent, ctx, lease = this.agent, this.ctx, this.lease
     probed = _probe(asked, call, agent, ctx, lease) if this.may_have_run and call.on_unknown == "probe" else None
     done = probed if probed and probed.probe != NOT_HAPPENED else _run(asked, call, agent, ctx, lease)
-    return replace(done, probe=probed.probe) if probed else done
+    if probed:
+        return replace(done, probe=probed.probe)
+    return _not_again(done, call) if this.may_have_run and done.result.code in _NOT_BEGUN else done
+
+
+def _not_again(done: CallDone, call: OpenCall) -> CallDone:
+    """A deploy keeps a call from running a second time: what the first try did is as unknown as ever."""
+    lost = interrupted(call)
+    return replace(done, result=lost.model_copy(update={"text": f"{lost.text} {done.result.text}"}))
 
 
 def _unless_decided(done: CallDone, asked: ToolCall, call: OpenCall, this: _Attempt) -> CallDone:
