@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from agentq.errors import ProviderError
@@ -15,15 +16,20 @@ _HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
 
 
 class Secret:
-    """A key given in code, else the one in the environment when it is asked for. No repr and no pickle has it."""
+    """A key given in code, else the one in the environment when it is asked for. No repr and no pickle has it.
 
-    def __init__(self, variable: str, value: str | None = None) -> None:
+    ``before`` is another variable, which wins where both are set.
+    """
+
+    def __init__(self, variable: str, value: str | None = None, *, before: str = "") -> None:
         self.variable = variable
+        self._before = before
         self._value = value
 
     def read(self) -> str:
         """The key, or "" when there is none. Raises ProviderError for one that no header can carry."""
-        value = (self._value or os.environ.get(self.variable, "")).strip()
+        found = (self._value, os.environ.get(self._before), os.environ.get(self.variable))
+        value = next((key for each in found if (key := (each or "").strip())), "")
         if value and not _HEADER_SAFE.fullmatch(value):
             raise ProviderError("auth_failed", f"the key in {self.variable} has a character that no key has")
         return value
@@ -35,7 +41,7 @@ class Secret:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Secret, (self.variable,)
+        return partial(Secret, before=self._before), (self.variable,)
 
 
 @dataclass(frozen=True)

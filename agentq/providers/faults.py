@@ -78,10 +78,11 @@ _UNSUPPORTED = re.compile(
     r"unknown variant `?(image_url|file)\b|image_url is only supported|no endpoints found that support (image|file)"
     r"|(image|vision|multimodal|pdf|document|file)s?( inputs?| contents?)? (is|are) not (supported|enabled)"
     r"|(does not|doesn't|do not) support (image|vision|multimodal|pdf|document|file)|not a multimodal model"
+    r"|image input modality is not enabled|unsupported mime type"
     r"|at most 0 images?\b|missing data required for image|\bcontent must be a string"
     # What it could take if it were another one.
     r"|image (exceeds|dimensions? exceed)|could not process (image|pdf|document)|unsupported image"
-    r"|error while downloading",
+    r"|unable to process input image|cannot fetch content from the provided url|error while downloading",
     re.IGNORECASE,
 )
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)

@@ -11,11 +11,26 @@ from agentq.providers.base import Provider
 from agentq.providers.profiles import PROFILES, variable
 
 # Imported when a model is called: producers check names, and httpx takes as long to import as all of this.
-_ADAPTERS = {"anthropic": ("agentq.providers.anthropic", "Anthropic")}
+_ADAPTERS = {
+    "anthropic": ("agentq.providers.anthropic", "Anthropic"),
+    "gemini": ("agentq.providers.gemini", "Gemini"),
+}
 _CHAT = ("agentq.providers.openai_chat", "OpenAIChat")
 
-KNOWN = ("openai", "anthropic", *(name for name in PROFILES if name != "openai"))
-_BARE = ((re.compile(r"gpt-|chatgpt-|o\d"), "openai"), (re.compile(r"claude-"), "anthropic"))
+# Other names of the same provider: what one has signed, it takes back under the other.
+_SAME = {"google": "gemini"}
+# The variables that a key may be in, where it is not <NAME>_API_KEY alone.
+_KEYS = {
+    "anthropic": ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
+    "gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+}
+
+KNOWN = ("openai", *_ADAPTERS, *_SAME, *(name for name in PROFILES if name != "openai"))
+_BARE = (
+    (re.compile(r"gpt-|chatgpt-|o\d"), "openai"),
+    (re.compile(r"claude-"), "anthropic"),
+    (re.compile(r"gemini-"), "gemini"),
+)
 
 
 def check(model: object) -> None:
@@ -46,11 +61,10 @@ def missing_key(model: object) -> str | None:
     if not isinstance(model, str):
         return None
     name, _ = _split(model)
-    if name != "anthropic" and not PROFILES[name].key_required:
+    if name in PROFILES and not PROFILES[name].key_required:
         return None
-    key = variable(name, "API_KEY")
-    others = ("ANTHROPIC_AUTH_TOKEN",) if name == "anthropic" else ()
-    return None if any(os.environ.get(each, "").strip() for each in (key, *others)) else key
+    keys = _KEYS.get(name) or (variable(name, "API_KEY"),)
+    return None if any(os.environ.get(key, "").strip() for key in keys) else keys[0]
 
 
 def _split(model: str) -> tuple[str, str]:
@@ -61,7 +75,7 @@ def _split(model: str) -> tuple[str, str]:
         near = difflib.get_close_matches(name.lower(), KNOWN, n=1)
         hint = f"did you mean '{near[0]}:{rest}'? " if near else ""
         raise ConfigError(f"the model {model!r} names no known provider; {hint}Known are {', '.join(KNOWN)}")
-    return name, rest
+    return _SAME.get(name, name), rest
 
 
 def _suggest(model: str) -> str:

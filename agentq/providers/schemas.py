@@ -23,18 +23,32 @@ _TYPE_OF: dict[type, str] = {str: "string", bool: "boolean", int: "integer", flo
 
 @dataclass(frozen=True)
 class Dialect:
-    """What one native mode takes. ``checks`` it keeps; what it does not is told in the description."""
+    """What one native mode takes. ``checks`` it keeps; what it does not is told in the description.
+
+    ``listed`` are the types whose values may be in an enum; without ``const`` one value is an enum too.
+    """
 
     checks: frozenset[str]
     formats: frozenset[str]
     all_required: bool
     recursion: bool
+    listed: frozenset[str] = _TYPES
+    const: bool = True
 
 
 # https://developers.openai.com/api/docs/guides/structured-outputs: what is not required cannot be said.
 OPENAI = Dialect(frozenset(_RANGES | {"pattern"}), _FORMATS, all_required=True, recursion=True)
 # https://platform.claude.com/docs/en/build-with-claude/structured-outputs
 ANTHROPIC = Dialect(frozenset(), _FORMATS | {"uri"}, all_required=False, recursion=False)
+# https://ai.google.dev/gemini-api/docs/structured-output, and responseJsonSchema in the reference of GenerationConfig.
+GEMINI = Dialect(
+    frozenset(["minimum", "maximum", "minItems", "maxItems"]),
+    frozenset(["date-time", "date", "time"]),
+    all_required=False,
+    recursion=False,
+    listed=frozenset(["string", "integer", "number"]),
+    const=False,
+)
 
 
 class _BeyondError(Exception):
@@ -99,7 +113,7 @@ def _shape(schema: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
             return {"anyOf": [_node(form, dialect) for form in schema[key]]}
     values = schema["enum"] if "enum" in schema else [schema["const"]] if "const" in schema else None
     if values is not None:
-        return _one_of(schema, values)
+        return _one_of(schema, values, dialect)
     kinds = schema.get("type")
     listed = kinds if isinstance(kinds, list) else [kinds]
     if not listed or not all(isinstance(kind, str) and kind in _TYPES for kind in listed):
@@ -112,11 +126,11 @@ def _shape(schema: dict[str, Any], dialect: Dialect) -> dict[str, Any]:
     return made
 
 
-def _one_of(schema: dict[str, Any], values: list[Any]) -> dict[str, Any]:
-    if not values or not all(type(value) in _TYPE_OF for value in values):
+def _one_of(schema: dict[str, Any], values: list[Any], dialect: Dialect) -> dict[str, Any]:
+    if not values or not all(_TYPE_OF.get(type(value)) in dialect.listed for value in values):
         raise _BeyondError
     kinds = list(dict.fromkeys(_TYPE_OF[type(value)] for value in values))
-    given = {"const": schema["const"]} if "enum" not in schema else {"enum": values}
+    given = {"const": schema["const"]} if "enum" not in schema and dialect.const else {"enum": values}
     return {"type": schema.get("type", kinds[0] if len(kinds) == 1 else kinds), **given}
 
 
