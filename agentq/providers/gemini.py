@@ -142,14 +142,12 @@ def _tool(spec: ToolSpec) -> dict[str, Any]:
 
 def _mode(choice: Any) -> dict[str, Any]:
     """How functions are called, from what OpenAI or Anthropic would be told."""
-    if isinstance(choice, str) and choice.lower() in _MODES:
-        return {"mode": _MODES[choice.lower()]}
-    if isinstance(choice, Mapping):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, Mapping) else choice.get("name")
-        if isinstance(name, str) and name:
-            return {"mode": "ANY", "allowedFunctionNames": [name]}
-        if choice.get("type") in _MODES:
-            return {"mode": _MODES[choice["type"]]}
+    named = choice if isinstance(choice, Mapping) else {"type": choice}
+    function = named.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else named.get("name")
+    if isinstance(name, str) and name:
+        return {"mode": "ANY", "allowedFunctionNames": [name]}
+    if mode := _MODES.get(str(named.get("type")).lower()):
+        return {"mode": mode}
     known = ", ".join(sorted(_MODES))
     raise ProviderError("request_rejected", f"tool_choice is one of {known}, or names a function, not {choice!r:.200}")
