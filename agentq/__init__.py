@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from agentq.memory import Memory
     from agentq.messages import AssistantMessage, Message, ToolCall, ToolMessage, ToolResult, Usage, UserMessage
     from agentq.output import AskAgain
+    from agentq.providers.embeddings import Embeddings, embed
     from agentq.run import Approval, Event, Result, Run
     from agentq.threads import StoredThread
     from agentq.tools import Tool, tool
@@ -72,6 +73,7 @@ __all__ = [
     "ContentMissingError",
     "Deferred",
     "Effect",
+    "Embeddings",
     "EndRun",
     "Event",
     "Fail",
@@ -118,6 +120,7 @@ __all__ = [
     "Wait",
     "WaitTimeoutError",
     "Why",
+    "embed",
     "tool",
 ]
 
@@ -168,6 +171,7 @@ _HOMES = {
     "agentq.memory": ("Memory",),
     "agentq.messages": ("AssistantMessage", "Message", "ToolCall", "ToolMessage", "ToolResult", "Usage", "UserMessage"),
     "agentq.output": ("AskAgain",),
+    "agentq.providers.embeddings": ("Embeddings", "embed"),
     "agentq.run": ("Approval", "Event", "Result", "Run"),
     "agentq.threads": ("StoredThread",),
     "agentq.tools": ("Tool", "tool"),

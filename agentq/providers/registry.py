@@ -36,7 +36,7 @@ _BARE = (
 def check(model: object) -> None:
     """Raise ConfigError unless ``model`` is a provider or a string that names a known one. Asks for no key yet."""
     if isinstance(model, str):
-        _split(model)
+        named(model)
     elif not callable(getattr(model, "complete", None)) or not isinstance(getattr(model, "name", None), str):
         raise ConfigError(f"a model is a string like 'openai:gpt-5.2' or a provider, not a {type(model).__name__}")
 
@@ -49,7 +49,7 @@ def resolve(model: str | Provider) -> tuple[Provider, str]:
     """
     check(model)
     if isinstance(model, str):
-        name, model_name = _split(model)
+        name, model_name = named(model)
         module, adapter = _ADAPTERS.get(name, _CHAT)
         make: Callable[[str], Provider] = getattr(import_module(module), adapter)
         return make(name), model_name
@@ -60,14 +60,15 @@ def missing_key(model: object) -> str | None:
     """The variable of the key that a model named by a string needs, if it is not set here."""
     if not isinstance(model, str):
         return None
-    name, _ = _split(model)
+    name, _ = named(model)
     if name in PROFILES and not PROFILES[name].key_required:
         return None
     keys = _KEYS.get(name) or (variable(name, "API_KEY"),)
     return None if any(os.environ.get(key, "").strip() for key in keys) else keys[0]
 
 
-def _split(model: str) -> tuple[str, str]:
+def named(model: str) -> tuple[str, str]:
+    """Provider and model of a "provider:model" string. Raises ConfigError, with a way out, for one that names none."""
     name, colon, rest = (part.strip() for part in model.partition(":"))
     if not colon or not rest:
         raise ConfigError(f"the model {model!r} has no provider{_suggest(model)}")

@@ -10,9 +10,10 @@ from agentq.messages import UserMessage
 from agentq.providers.anthropic import Anthropic
 from agentq.providers.base import ModelRequest
 from agentq.providers.endpoint import Secret
+from agentq.providers.gemini import Gemini
 from agentq.providers.openai_chat import OpenAIChat
 from agentq.providers.profiles import PROFILES
-from agentq.providers.registry import KNOWN, check, resolve
+from agentq.providers.registry import KNOWN, check, missing_key, resolve
 from agentq.providers.scripted import Scripted
 from tests.providers.fake_server import response, serve
 
@@ -25,7 +26,8 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*KNOWN, "acme"):
         monkeypatch.delenv(f"{name.upper()}_API_KEY", raising=False)
         monkeypatch.delenv(f"{name.upper()}_BASE_URL", raising=False)
-    monkeypatch.delenv("ANTHROPIC_AUTH_TOKEN", raising=False)
+    for name in ("ANTHROPIC_AUTH_TOKEN", "GOOGLE_GEMINI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,7 @@ def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("openai:gpt-5.2", OpenAIChat, "gpt-5.2"),
         ("anthropic:claude-sonnet-4-5", Anthropic, "claude-sonnet-4-5"),
+        ("gemini:gemini-2.5-flash", Gemini, "gemini-2.5-flash"),
         ("ollama:qwen3:0.6b", OpenAIChat, "qwen3:0.6b"),
         ("openrouter:anthropic/claude-4.5-haiku", OpenAIChat, "anthropic/claude-4.5-haiku"),
     ],
@@ -41,6 +44,14 @@ def test_a_string_is_split_at_its_first_colon(model: str, provider: type, name: 
     found, found_name = resolve(model)
     assert isinstance(found, provider)
     assert (found.name, found_name) == (model.partition(":")[0], name)
+
+
+def test_a_second_name_is_of_the_same_provider_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, name = resolve("google:gemini-2.5-flash")
+    assert (found.name, name) == ("gemini", "gemini-2.5-flash")
+    assert missing_key("google:gemini-2.5-flash") == "GEMINI_API_KEY"
+    monkeypatch.setenv("GOOGLE_API_KEY", KEY)
+    assert missing_key("google:gemini-2.5-flash") is missing_key("gemini:gemini-2.5-flash") is None
 
 
 def test_a_provider_object_is_taken_as_it_is() -> None:
@@ -56,6 +67,8 @@ def test_a_provider_object_is_taken_as_it_is() -> None:
         ("gpt-5.2", "did you mean 'openai:gpt-5.2'"),
         ("o3-mini", "did you mean 'openai:o3-mini'"),
         ("claude-sonnet-4-5", "did you mean 'anthropic:claude-sonnet-4-5'"),
+        ("gemini-2.5-pro", "did you mean 'gemini:gemini-2.5-pro'"),
+        ("gemini/gemini-2.5-pro", "did you mean 'gemini:gemini-2.5-pro'"),
         ("openai/gpt-4o", "did you mean 'openai:gpt-4o'"),
         ("antropic:claude", "did you mean 'anthropic:claude'"),
         ("OpenAI:gpt-5.2", "did you mean 'openai:gpt-5.2'"),
@@ -82,13 +95,15 @@ def test_every_known_provider_can_be_named_without_a_key(name: str) -> None:
     check(f"{name}:some-model")
 
 
-@pytest.mark.parametrize("name", [name for name in KNOWN if name == "anthropic" or PROFILES[name].key_required])
+@pytest.mark.parametrize("name", [name for name in KNOWN if name not in PROFILES or PROFILES[name].key_required])
 def test_a_missing_key_is_told_when_the_model_is_called(name: str) -> None:
     provider, model = resolve(f"{name}:some-model")
     with pytest.raises(ProviderError) as caught:
         provider.complete(ModelRequest(model, "", [UserMessage(text="hi")]))
     assert caught.value.kind == "auth_failed"
-    assert f"set {name.upper()}_API_KEY" in caught.value.message
+    key = f"{name.upper()}_API_KEY" if name != "google" else "GEMINI_API_KEY"
+    assert f"set {key}" in caught.value.message
+    assert missing_key(f"{name}:some-model") == key
 
 
 @pytest.mark.parametrize("name", ["openai", "vllm", "ollama", "groq"])
@@ -119,7 +134,7 @@ def test_an_address_that_is_none_is_told(url: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_key_given_in_code_is_in_no_repr_pickle_or_dict() -> None:
-    for provider in (OpenAIChat(api_key=KEY), Anthropic(api_key=KEY)):
+    for provider in (OpenAIChat(api_key=KEY), Anthropic(api_key=KEY), Gemini(api_key=KEY)):
         endpoint = provider._endpoint
         shown = f"{provider!r} {endpoint!r} {vars(provider)} {vars(endpoint)} {pickle.dumps(provider)!r}"
         assert KEY not in shown

@@ -15,7 +15,7 @@ from openai.lib._pydantic import to_strict_json_schema
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from agentq.output import OutputSchema
-from agentq.providers.schemas import ANTHROPIC, OPENAI, Dialect, narrowed
+from agentq.providers.schemas import ANTHROPIC, GEMINI, OPENAI, Dialect, narrowed
 
 
 class Line(BaseModel):
@@ -242,6 +242,37 @@ def test_one_beneath_the_other_without_end_is_not_sent() -> None:
     for _ in range(100_000):
         deep = {"type": "array", "items": deep}
     assert narrowed({"type": "object", "properties": {"a": deep}}, OPENAI) is None
+
+
+class Booking(BaseModel):
+    kind: Literal["room"]
+    night: date
+    mail: str = Field(pattern="@", json_schema_extra={"format": "email"})
+    guests: int = Field(ge=1, lt=9)
+    stars: Literal[1, 2, 3] = 3
+    lines: list[Line] = Field(default_factory=list, max_length=5)
+    first: Line | None = Field(None, description="the first one")
+
+
+def test_gemini_gets_values_as_enums_and_keeps_the_checks_it_knows() -> None:
+    sent = narrowed(schema_of(Booking), GEMINI)
+    assert sent is not None
+    assert sent["properties"] == {
+        "kind": {"type": "string", "enum": ["room"]},
+        "night": {"type": "string", "format": "date"},
+        "mail": {"type": "string", "description": 'format: "email", pattern: "@"'},
+        "guests": {"type": "integer", "minimum": 1, "description": "exclusiveMaximum: 9"},
+        "stars": {"type": "integer", "enum": [1, 2, 3]},
+        "lines": {"type": "array", "items": {"$ref": "#/$defs/Line"}, "maxItems": 5},
+        "first": {"anyOf": [{"$ref": "#/$defs/Line"}, {"type": "null"}], "description": "the first one"},
+    }
+    assert sent["required"] == ["kind", "night", "mail", "guests"]
+    assert sent["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("kind", [Order, Node, Loose, Holds, Mapped, Literal[True], tuple[int, str]])
+def test_what_gemini_has_no_words_for_is_not_sent(kind: Any) -> None:
+    assert narrowed(schema_of(kind), GEMINI) is None
 
 
 def test_a_number_of_money_has_its_forms() -> None:
