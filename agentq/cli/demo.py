@@ -14,7 +14,7 @@ from agentq.cli.program import FAILED
 from agentq.cli.stage import LEASE_SECS, Stage, name_of, stage
 from agentq.errors import AgentqError, ConfigError
 from agentq.handle import Handle
-from agentq.providers.registry import check
+from agentq.providers.registry import check, missing_key
 from agentq.run import Event, Run
 
 QUESTIONS = ("Order 77 arrived broken.", "Where is my order 78?", "Is order 78 on its way?")
@@ -59,9 +59,7 @@ def _check_model(model: str | None) -> None:
     if model is None:
         return
     check(model)
-    provider = model.partition(":")[0].strip()
-    key = f"{provider.upper()}_API_KEY"
-    if provider in ("openai", "anthropic") and not os.environ.get(key):
+    if key := missing_key(model):
         raise ConfigError(f"--model {model} needs a key; set {key}, or leave --model out for the scripted one")
 
 

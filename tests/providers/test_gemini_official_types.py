@@ -3,13 +3,18 @@
 from typing import Any
 
 import pytest
+from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
+from pydantic import TypeAdapter
 
 from agentq.messages import AssistantMessage, Message, Reasoning, ToolCall, ToolMessage, ToolResult, UserMessage
 from agentq.output import OutputSchema
+from agentq.providers import anthropic, openai_chat
 from agentq.providers.base import ModelRequest, OutputFormat, ToolSpec
 from agentq.providers.gemini import Gemini, request_body
+from agentq.providers.profiles import PROFILES
 from tests.providers.gemini_rules import check
-from tests.providers.test_official_types import LINKED, SEEN, TOOLS, TRANSCRIPT, Ticket
+from tests.providers.test_official_types import LINKED, SEEN, TOOLS, TRANSCRIPT, Ticket, walk
 
 SIGNED = AssistantMessage(
     text="Both.",
@@ -93,3 +98,16 @@ def test_a_request_for_a_typed_answer_is_one_to_the_official_client(schema: Any,
 def test_the_check_finds_what_is_wrong(wrong: dict[str, Any]) -> None:
     with pytest.raises((AssertionError, ValueError)):
         check(wrong)
+
+
+def test_a_thread_that_gemini_has_written_is_one_to_the_others() -> None:
+    thread = [*OWN, AssistantMessage(text="16", provider="gemini", model="gemini-3-pro"), UserMessage(text="more")]
+    claude = anthropic.request_body(ModelRequest("m", "", thread, TOOLS), "anthropic")
+    messages: TypeAdapter[Any] = TypeAdapter(MessageCreateParamsNonStreaming)
+    assert walk(messages.validate_python(claude)) == claude
+    chat = openai_chat.request_body(ModelRequest("m", "", thread, TOOLS), "openai", PROFILES["openai"])
+    completions: TypeAdapter[Any] = TypeAdapter(CompletionCreateParamsNonStreaming)
+    assert walk(completions.validate_python(chat)) == chat
+    for sent in (str(claude), str(chat)):
+        assert "U0lH" not in sent
+        assert "hm" not in sent
