@@ -182,6 +182,8 @@ def test_a_model_that_cannot_be_is_told(model: str, problem: str) -> None:
         {"data": []},
         {"data": [{"index": 0, "embedding": [1]}]},
         {"data": [{"index": 0, "embedding": [1]}, {"index": 0, "embedding": [1]}]},
+        {"data": [{"index": n, "embedding": [1]} for n in (0, 1, 1)]},
+        {"data": [{"index": n, "embedding": [1]} for n in (0, 1, 2)]},
         {"data": [{"index": 1, "embedding": [1]}, {"index": 2, "embedding": [1]}]},
         {"data": [{"index": "0", "embedding": [1]}, {"index": "1", "embedding": [1]}]},
         {"data": [{"index": 0, "embedding": [1]}, None]},
