@@ -152,12 +152,15 @@ def _joined(chunks: list[Any]) -> list[Any]:
     """Neighbouring texts as one."""
     joined: list[Any] = []
     for chunk in chunks:
-        is_text = _dict(chunk).get("type") == "text" and joined and _dict(joined[-1]).get("type") == "text"
-        if is_text:
-            joined[-1] = {**joined[-1], "text": joined[-1].get("text", "") + chunk.get("text", "")}
+        if _is_text(chunk) and joined and _is_text(joined[-1]):
+            joined[-1] = {**joined[-1], "text": joined[-1]["text"] + chunk["text"]}
         else:
             joined.append(chunk)
     return joined
+
+
+def _is_text(chunk: Any) -> bool:
+    return _dict(chunk).get("type") == "text" and isinstance(chunk.get("text"), str)
 
 
 def _dict(value: Any) -> dict[str, Any]:
