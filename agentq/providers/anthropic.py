@@ -67,16 +67,17 @@ class Anthropic:
 
     def complete(self, request: ModelRequest) -> ModelReply:
         body, said, usage = request_body(request, self.name), list[Any](), Usage()
+        asked = body["messages"]
         left, until = request.timeout_secs, time.monotonic() + request.timeout_secs
         for _ in range(1 + MAX_PAUSES):
             document = self._ask(body, request, left)
             content = document.get("content")
-            said += content if isinstance(content, list) else ()
+            said = [*said, *content] if isinstance(content, list) else said
             usage += read_usage(document.get("usage"))
             if document.get("stop_reason") != "pause_turn":
                 break
             # One of Anthropic's own tools takes long: what there is goes back unchanged, and the model goes on with it.
-            body = body | {"messages": [*body["messages"], {"role": "assistant", "content": content}]}
+            body = body | {"messages": [*asked, {"role": "assistant", "content": said}] if said else asked}
             left = until - time.monotonic()
         whole = document | {"content": said} if isinstance(content, list) else document
         reply = read_reply(whole, self.name, request.model)
