@@ -10,9 +10,9 @@ from typing import Any
 
 from agentq.errors import ConfigError, ProviderError
 from agentq.messages import Usage
-from agentq.providers.endpoint import Endpoint, Secret
 from agentq.providers.gemini import gemini_endpoint, model_path, resource
-from agentq.providers.profiles import PROFILES, variable
+from agentq.providers.openai_chat import endpoint_of
+from agentq.providers.profiles import PROFILES, azure_path
 from agentq.providers.registry import named
 from agentq.providers.transcript import count
 from agentq.text import clean
@@ -119,11 +119,13 @@ def _batches(texts: list[str], most: _Most) -> Iterator[list[str]]:
 
 def _openai(ask: _Ask, batch: list[str]) -> tuple[list[list[float]], Usage]:
     body = {**ask.settings, "model": ask.model, "input": batch}
-    if ask.provider == "openai":
+    if ask.provider in ("openai", "azure"):
         body.setdefault("encoding_format", "base64")  # a third of the bytes; others may not know it
     if ask.dimensions is not None:
         body["dimensions"] = ask.dimensions
-    document = _endpoint(ask).post("/embeddings", body, ask.timeout_secs)
+    endpoint = endpoint_of(ask.provider, PROFILES[ask.provider], ask.base_url, ask.api_key, {})
+    path = azure_path(endpoint.url, ask.model, "/embeddings") if ask.provider == "azure" else "/embeddings"
+    document = endpoint.post(path, body, ask.timeout_secs)
     data = document.get("data")
     made: dict[int, list[float]] = {}
     for place, item in enumerate(data if isinstance(data, list) else ()):
@@ -136,19 +138,6 @@ def _openai(ask: _Ask, batch: list[str]) -> tuple[list[list[float]], Usage]:
     usage = document.get("usage")
     tokens = count(usage.get("prompt_tokens")) if isinstance(usage, dict) else None
     return [made[index] for index in range(len(batch))], Usage(input_tokens=tokens)
-
-
-def _endpoint(ask: _Ask) -> Endpoint:
-    profile = PROFILES[ask.provider]
-    return Endpoint(
-        ask.provider,
-        Secret(variable(ask.provider, "API_KEY"), ask.api_key),
-        default_url=profile.base_url,
-        base_url=ask.base_url,
-        base_url_variable=variable(ask.provider, "BASE_URL"),
-        key_required=profile.key_required,
-        header_variables=profile.header_variables,
-    )
 
 
 def _gemini(ask: _Ask, batch: list[str]) -> tuple[list[list[float]], Usage]:

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from agentq.errors import ProviderError
 from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
+from agentq.providers.choice import tool_choice
 from agentq.providers.endpoint import Endpoint, Secret
 from agentq.providers.gemini_contents import contents
 from agentq.providers.gemini_reply import read_reply
@@ -29,7 +30,9 @@ _CONFIG = {
     "presence_penalty": "presencePenalty",
     "frequency_penalty": "frequencyPenalty",
 }
-_MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY", "any": "ANY", "validated": "VALIDATED"}
+# Made here of the settings and of what else is in the request.
+_OURS = {"stream", "tool_choice", "parallel_tool_calls"}
+_MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY", "tool": "ANY"}
 # They have no structured answers beside tools, and ask for no signatures.
 _OLDER = re.compile(r"(^|/)(gemini-[12](\D|$)|gemma)")
 
@@ -109,13 +112,12 @@ def request_body(request: ModelRequest, name: str) -> dict[str, Any]:
     Raises ProviderError ``request_rejected`` for a structured answer beside tools where the model has none.
     """
     is_older = _OLDER.search(request.model) is not None
-    settings = {key: value for key, value in request.settings.items() if key != "stream"}
+    settings = {key: value for key, value in request.settings.items() if key not in _OURS}
     config = dict(settings.pop("generationConfig", {}))
     for key in settings.keys() & _CONFIG.keys():
         value = settings.pop(key)
         config[_CONFIG[key]] = [value] if key == "stop" and isinstance(value, str) else value
-    if "tool_choice" in settings:
-        chosen = {"functionCallingConfig": _mode(settings.pop("tool_choice"))}
+    if chosen := _choice(request):
         settings["toolConfig"] = chosen | settings.get("toolConfig", {})
     body = {**settings, "contents": contents(request, name, signed=not is_older)}
     if request.instructions.strip():
@@ -140,14 +142,11 @@ def _tool(spec: ToolSpec) -> dict[str, Any]:
     return {**tool, "description": spec.description} if spec.description else tool
 
 
-def _mode(choice: Any) -> dict[str, Any]:
-    """How functions are called, from what OpenAI or Anthropic would be told."""
-    named = choice if isinstance(choice, Mapping) else {"type": choice}
-    function = named.get("function")
-    name = function.get("name") if isinstance(function, Mapping) else named.get("name")
-    if isinstance(name, str) and name:
-        return {"mode": "ANY", "allowedFunctionNames": [name]}
-    if mode := _MODES.get(str(named.get("type")).lower()):
-        return {"mode": mode}
-    known = ", ".join(sorted(_MODES))
-    raise ProviderError("request_rejected", f"tool_choice is one of {known}, or names a function, not {choice!r:.200}")
+def _choice(request: ModelRequest) -> dict[str, Any]:
+    """How functions are called. There is no word for one call at a time: calls run in order where that is wanted."""
+    choice = tool_choice(request)
+    if choice is None or (choice.mode is None and choice.other is None):
+        return {}
+    named = {"allowedFunctionNames": [choice.name]} if choice.mode == "tool" else {}
+    config = choice.other or {"mode": _MODES[choice.mode or "auto"], **named}
+    return {"functionCallingConfig": config}

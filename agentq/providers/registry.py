@@ -63,7 +63,7 @@ def missing_key(model: object) -> str | None:
     name, _ = named(model)
     if name in PROFILES and not PROFILES[name].key_required:
         return None
-    keys = _KEYS.get(name) or (variable(name, "API_KEY"),)
+    keys = _KEYS.get(name) or (variable(name, "API_KEY"), PROFILES[name].bearer_variable)
     return None if any(os.environ.get(key, "").strip() for key in keys) else keys[0]
 
 

@@ -134,6 +134,14 @@ def test_a_server_of_ones_own_needs_no_key_and_is_asked_for_nothing_it_may_not_k
     assert "authorization" not in asked.headers
 
 
+def test_a_deployment_of_azure_has_its_own_path_and_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_VERSION", raising=False)
+    with serve(numbered) as server:
+        embed("azure:mine", ["1"], base_url=server.url, api_key=KEY)
+    (asked,) = server.asked
+    assert (asked.path, asked.headers["api-key"]) == ("/openai/v1/embeddings", KEY)
+
+
 def test_numbers_may_be_left_out_by_all() -> None:
     with serve(response({"data": [{"embedding": [1]}, {"embedding": packed(2)}]})) as server:
         made = embed("vllm:m", ["a", "b"], base_url=server.url)

@@ -120,27 +120,36 @@ def test_instructions_tools_and_settings_go_where_they_belong() -> None:
     assert json.dumps(settings) == before
 
 
+LOOK = ToolSpec("look", "", {"type": "object"})
+
+
 @pytest.mark.parametrize(
     ("choice", "config"),
     [
         ("auto", {"mode": "AUTO"}),
         ("none", {"mode": "NONE"}),
         ("required", {"mode": "ANY"}),
-        ("VALIDATED", {"mode": "VALIDATED"}),
+        ("look", {"mode": "ANY", "allowedFunctionNames": ["look"]}),
         ({"type": "any"}, {"mode": "ANY"}),
         ({"type": "function", "function": {"name": "look"}}, {"mode": "ANY", "allowedFunctionNames": ["look"]}),
-        ({"type": "tool", "name": "look"}, {"mode": "ANY", "allowedFunctionNames": ["look"]}),
+        ({"mode": "VALIDATED"}, {"mode": "VALIDATED"}),
     ],
 )
 def test_the_choice_of_tools_is_understood_in_the_words_of_others(choice: Any, config: Any) -> None:
-    assert body(HI, settings={"tool_choice": choice})["toolConfig"] == {"functionCallingConfig": config}
+    settings = {"tool_choice": choice, "parallel_tool_calls": False}
+    sent = body(HI, tools=[LOOK], settings=settings)
+    assert sent["toolConfig"] == {"functionCallingConfig": config}
+    assert not sent.keys() & settings.keys()
+    called = body(HI, AssistantMessage(calls=(call("a"),)), result("a"), tools=[LOOK], settings=settings)
+    is_forced = config["mode"] == "ANY"
+    assert called["toolConfig"]["functionCallingConfig"] == ({"mode": "AUTO"} if is_forced else config)
 
 
-@pytest.mark.parametrize("choice", ["sometimes", 5, {"type": "function"}, {"type": ["any"]}])
-def test_an_unknown_choice_of_tools_is_refused(choice: Any) -> None:
-    with pytest.raises(ProviderError, match="tool_choice") as caught:
-        body(HI, settings={"tool_choice": choice})
-    assert (caught.value.kind, caught.value.retryable) == ("request_rejected", False)
+def test_without_tools_or_a_choice_nothing_is_said_of_it() -> None:
+    assert "toolConfig" not in body(HI, settings={"tool_choice": "required"})
+    assert "toolConfig" not in body(HI, tools=[LOOK], settings={"parallel_tool_calls": False})
+    own = {"retrievalConfig": {"languageCode": "en"}}
+    assert body(HI, settings={"toolConfig": own})["toolConfig"] == own
 
 
 def test_parameters_lose_the_words_that_gemini_has_none_for() -> None:
