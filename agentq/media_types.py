@@ -65,6 +65,19 @@ def by_beginning(data: bytes) -> str | None:
     return next((media_type for beginning, media_type in _BEGINNINGS if data.startswith(beginning)), None)
 
 
+def may_be(data: bytes, media_type: str) -> bool:
+    """Whether data begins as a type must that has one beginning: the images of IMAGES and PDF."""
+    if media_type == PDF:
+        # Readers look for it so far, and some writers put something before it.
+        return b"%PDF-" in data[:1024]
+    return media_type not in IMAGES or by_beginning(data) == media_type
+
+
+def is_sure(media_type: str) -> bool:
+    """Whether data of this type cannot be text of another kind, where a name says it."""
+    return media_type == PDF or media_type in IMAGES or is_text(media_type)
+
+
 def by_name(name: str) -> str | None:
     """The type that the end of a file's name, or of a URL's path, stands for."""
     _, dot, ending = name.rpartition(".")
