@@ -183,6 +183,21 @@ def test_who_stores_what_a_stuck_transaction_has_stored_is_told_after_some_secon
     assert stored(database) == {png(2)}
 
 
+def test_who_interrupts_a_run_locks_it_only_once_the_images_are_stored(database: Database) -> None:
+    drain = Drain(database, SEES)
+    busy = drain.enqueue(SEES, "x", thread="t")
+    image, is_waiting = Image.from_bytes(png(1)), "datname = current_database() and wait_event_type = 'Lock'"
+    interrupt = threading.Thread(target=lambda: drain.enqueue(SEES, image, thread="t", on_busy="interrupt"))
+    with open_transaction(drain, png(1)) as (_, theirs), database.autocommit() as connection:
+        interrupt.start()
+        waiting = f"select count(*) from pg_stat_activity where {is_waiting}"
+        eventually(lambda: connection.execute(waiting).scalar() == 1, what="the image waits")
+        locked = connection.execute("select id from agentq.runs where id = %s for update nowait", [busy.id]).all()
+        theirs.commit()
+    interrupt.join()
+    assert (len(locked), busy.status()) == (1, "cancelled")
+
+
 def side_by_side(*acts: Callable[[], object]) -> list[BaseException]:
     """Each in a thread of its own, until one of them says that it is enough by StopIteration, or fails."""
     stop, faults = threading.Event(), list[BaseException]()
