@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from agentq import media_types
 from agentq.errors import ContentError
@@ -22,6 +30,10 @@ MAX_MESSAGE_BYTES = 50_000_000
 MAX_PARTS = 100
 MAX_NAME_CHARS = 200
 MAX_URL_CHARS = 8_000
+
+
+# The context of a dump whose reader gets nothing but the dump.
+WITHOUT_MEDIA = {"agentq_without_media": True}
 
 
 class _Media(BaseModel):
@@ -134,6 +146,12 @@ class _Media(BaseModel):
         size = shown_size(self.size) if self.size else self.url and urlsplit(self.url).hostname
         words = (f"{self.kind} {self.name}".strip(), self.media_type, size)
         return f"[{', '.join(word for word in words if word)}]"
+
+    @model_serializer(mode="wrap")
+    def _dumped(self, form: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        if info.context and WITHOUT_MEDIA.items() <= info.context.items():
+            raise TypeError(f"{self} has no JSON form; a tool may return it by itself, or in a list")
+        return dict(form(self))
 
     def __eq__(self, other: object) -> bool:
         # Whether the bytes are at hand makes no difference.
@@ -265,7 +283,7 @@ def _type_of(cls: type[_Media], data: bytes, given: str | None, name: str) -> st
         words = "nobody can tell what it is; say it with media_type=, such as 'application/zip'"
         raise _refused(cls, name, "unknown_media_type", words)
     # Each machine takes the endings of code for something else.
-    is_code = named is not None and text is not None and not media_types.is_sure(named)
+    is_code = named is not None and not media_types.is_sure(named) and media_types.is_readable(text)
     return "text/plain" if media_type is None or is_code else media_type
 
 

@@ -44,6 +44,7 @@ _ENDINGS = {
 }
 _SAME = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "application/x-pdf": PDF}
 _FORM = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}/[a-z0-9][a-z0-9.+-]{0,99}")
+_UNREADABLE = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _TEXT = re.compile(
     r"text/.+|.+\+(json|xml|yaml)"
     r"|application/(json|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|x-javascript|x-sh|x-python)"
@@ -90,6 +91,11 @@ def by_name(name: str) -> str | None:
 def is_text(media_type: str) -> bool:
     """Whether data of this type is for reading."""
     return _TEXT.fullmatch(media_type) is not None
+
+
+def is_readable(text: str | None) -> bool:
+    """Whether it is a text that people write, without what is for machines."""
+    return text is not None and not _UNREADABLE.search(text)
 
 
 def as_text(data: bytes) -> str | None:

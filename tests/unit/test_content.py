@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from agentq import ConfigError, ContentError, File, Image, ToolMessage, ToolResult, UserMessage
 from agentq.content import MAX_MESSAGE_BYTES, MAX_PART_BYTES, MAX_PARTS, joined, shown_size, split
@@ -47,6 +47,7 @@ def test_an_image_is_told_by_how_it_begins_whatever_its_name(data: bytes, media_
         (b"fn main() {}", "main.rs2", "text/plain"),
         ("ü\n".encode(), None, "text/plain"),
         (b"PK\x03\x04\xff\x00", "a.zip", "application/zip"),
+        (b"PK\x03\x04", "a.zip", "application/zip"),
         (png(), "a.png", "image/png"),
         (b"\n" + PDF, "a.pdf", "application/pdf"),
         # Which Python, or a machine, takes for something that no model reads.
@@ -273,7 +274,17 @@ def test_the_text_of_a_result_with_images_is_cut_like_any_other() -> None:
     assert split(text, media)[-1] == media[0]
 
 
-@pytest.mark.parametrize("value", [{"a": Image.from_bytes(png())}, [[Image.from_bytes(png())]]])
+class Chart(BaseModel):
+    title: str
+    image: Any
+
+
+IMAGE = Image.from_bytes(png())
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": IMAGE}, [[IMAGE]], Chart(title="", image=IMAGE), Chart(title="", image=[IMAGE])]
+)
 def test_an_image_deeper_inside_a_value_is_an_error_that_says_where_it_may_be(value: Any) -> None:
     for form in (to_content, to_text):
         with pytest.raises(TypeError, match="return it by itself, or in a list"):
