@@ -144,6 +144,9 @@ class _Message:
         verb = "begin" if not open_runs else self._when.on_waiting if is_waiting else self._when.on_busy
         if verb == "reject":
             raise threads.busy(self._thread_id, open_runs[0], is_waiting=is_waiting)
+        if verb in ("interrupt", "deny_and_continue"):
+            # No run is locked while bytes are on their way, or wait for who stores the same ones.
+            blobs.put(connection, new.media)
         into = open_runs[0].id if verb in ("steer", "deny_and_continue") else None
         if verb == "deny_and_continue" and self._expire(connection, open_runs[0].id):
             open_runs = threads.open_runs(connection, self._thread_id)

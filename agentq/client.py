@@ -135,7 +135,7 @@ class Client(Link):
         Much faster than one by one: ten thousand runs are one statement. Raises what ``enqueue`` raises, for the first
         text that cannot be taken.
         """
-        if isinstance(texts, str):
+        if isinstance(texts, str | Image | File):
             raise ConfigError("enqueue_many takes a list of texts; for one text there is enqueue")
         keys = checked_keys(idempotency_keys, len(texts))
         if not texts:

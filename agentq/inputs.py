@@ -40,6 +40,9 @@ def checked_message(given: object) -> Said:
         if not isinstance(part, str | Image | File):
             problem = f"part {number} of the message is a text, an Image or a File, not {_named(part)}"
             raise ContentError(problem, part=number, problem="wrong_type")
+        if not isinstance(part, str) and not part.sha256 and not part.url:
+            problem = f"part {number} of the message has neither bytes nor a URL; make it with from_bytes or from_url"
+            raise ContentError(problem, part=number, problem="empty")
     text, media = joined(given)
     if not media:
         return {"text": checked_text(text), "media": ()}

@@ -17,8 +17,9 @@ from typing import Any
 from uuid import UUID
 
 from pydantic import BaseModel, SecretBytes, SecretStr
+from pydantic_core import PydanticSerializationError
 
-from agentq.content import File, Image, check_together, joined
+from agentq.content import WITHOUT_MEDIA, File, Image, check_together, joined
 from agentq.errors import ContentError
 from agentq.limits import MAX_RESULT_CHARS
 from agentq.text import clean, cut
@@ -142,8 +143,14 @@ def _order(item: Any) -> tuple[str, float, str]:
     return (type(item).__name__, number, json.dumps(item, sort_keys=True))
 
 
-def _media(value: Image | File, _: tuple[int, ...]) -> Any:
-    raise TypeError(f"{value} has no JSON form; a tool may return it by itself, or in a list")
+def _model(value: BaseModel, above: tuple[int, ...]) -> Any:
+    try:
+        dumped = value.model_dump(context=WITHOUT_MEDIA)
+    except PydanticSerializationError as error:
+        if isinstance(error.__cause__, TypeError):
+            raise error.__cause__ from None
+        raise
+    return to_json(dumped, above)
 
 
 _FORMS: tuple[tuple[Any, Callable[[Any, tuple[int, ...]], Any]], ...] = (
@@ -153,9 +160,8 @@ _FORMS: tuple[tuple[Any, Callable[[Any, tuple[int, ...]], Any]], ...] = (
     (timedelta, lambda value, _: value.total_seconds()),
     (_AS_TEXT, lambda value, _: str(value)),
     ((bytes, bytearray, memoryview), _bytes),
-    ((Image, File), _media),
     # A root model, or one with a serializer of its own, is whatever that gives.
-    (BaseModel, lambda value, above: to_json(value.model_dump(), above)),
+    (BaseModel, _model),
     (Mapping, _mapping),
     ((Sequence, deque, KeysView, ValuesView, ItemsView), _list),
     (GeneratorType, _generator),
