@@ -19,10 +19,13 @@ _CUTOFF = "now() - make_interval(secs => :keep_secs)"
 # Whoever was to hear of its end has heard.
 _IS_OVER = f"""status IN ('completed', 'failed', 'cancelled') AND finished_at < {_CUTOFF}
         AND sweep_at IS NULL AND on_end_at IS NULL"""
+# A sub-agent's goes with the run it worked for, where nobody has deleted that by SQL.
+_IS_ON_ITS_OWN = """(parent_run_id IS NULL OR NOT EXISTS (
+        SELECT 1 FROM agentq.runs p WHERE p.id = r.parent_run_id))"""
 _PAGE = text(f"""
     WITH {BOUNDED}
-    SELECT id, thread_id, created_at < {_CUTOFF} AS is_old, parent_run_id IS NULL AND {_IS_OVER} AS is_over
-    FROM bounded, agentq.runs WHERE id > :after ORDER BY id LIMIT {PAGE}
+    SELECT id, thread_id, created_at < {_CUTOFF} AS is_old, {_IS_OVER} AND {_IS_ON_ITS_OWN} AS is_over
+    FROM bounded, agentq.runs r WHERE id > :after ORDER BY id LIMIT {PAGE}
 """)
 # Looked at again under the lock: one may have been taken up again.
 _DELETE_RUNS = text(f"""
@@ -66,7 +69,9 @@ def page(connection: Connection, *, keep_secs: float, after: str) -> Page:
     of_threads = sorted({row.thread_id for row in rows if row.is_over and row.thread_id is not None})
     alone = [row.id for row in rows if row.is_over and row.thread_id is None]
     # Those that live are not even locked.
-    over = connection.execute(_OVER_THREADS, {"ids": of_threads, "keep_secs": keep_secs}).scalars() if of_threads else []
+    over = (
+        connection.execute(_OVER_THREADS, {"ids": of_threads, "keep_secs": keep_secs}).scalars() if of_threads else []
+    )
     return Page(alone, over, rows[-1].id if any(row.is_old for row in rows) else None)
 
 

@@ -176,6 +176,17 @@ def test_images_that_a_purge_died_before_are_deleted_by_the_next(drain: Drain) -
     assert drain.client.purge(keep_days=30) == Purged(blobs=1)
 
 
+def test_a_sub_agents_run_stays_with_its_caller_and_goes_alone_where_that_was_deleted_by_sql(drain: Drain) -> None:
+    drain.run(CALLING)
+    child, parent = sorted(drain.client.runs(), key=lambda run: run.agent == "calling")
+    make_old(drain, 31, drain.client.handle(child.id))
+    assert drain.client.purge(keep_days=30) == Purged()
+    with drain.database.transaction() as connection:
+        connection.execute("delete from agentq.runs where id = %s", (parent.id,))
+    assert drain.client.purge(keep_days=30) == Purged(runs=1)
+    assert set(tables(drain.database).values()) == {0}
+
+
 def dies(*_: Any) -> None:
     raise Died
 

@@ -53,7 +53,7 @@ def test_a_worker_deletes_what_has_been_kept_for_long_enough(database: Database)
     young, old = drain.client.runs()
     with database.autocommit() as connection:
         connection.execute(
-            "update agentq.runs set created_at = created_at - interval '8 days', finished_at = now() - interval '8 days'"
+            "update agentq.runs set created_at = now() - interval '8 days', finished_at = now() - interval '8 days'"
             " where id = %s",
             (old.id,),
         )
