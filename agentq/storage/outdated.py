@@ -3,7 +3,7 @@
 Such a run is left by whoever comes by with other code (``leave``), which says since when, and for which version. While
 a worker is alive that has its version, it is announced again soon, then more and more seldom; where there is none any
 more it waits without messages, until one comes (``wake``), or somebody says that it goes on with the new code
-(``adopt_run``). In a batch it is the calls that are left so, and looked at once a minute.
+(``adopt_run``). In a batch it is the calls that are left so, and looked at once a minute where there is none.
 """
 
 from collections.abc import Iterable
@@ -59,11 +59,13 @@ _MARK = text(f"""
     )
     INSERT INTO agentq.journal (run, number, events) SELECT number, event_count, :happened FROM run
 """)
-# Announced when it was: so each look is more patient than the one before.
+# Announced when it was: so where nobody has the version each look is more patient than the one before.
 _LEAVE_CALL = text(f"""
     UPDATE agentq.tool_calls SET
         status = 'announced', lease_token = NULL, lease_until = NULL, attempt = attempt - 1,
-        sweep_at = {patience("announced_at")}
+        sweep_at = coalesce(
+            now() + make_interval(secs => (SELECT {_AGAIN_SECS} FROM agentq.runs r WHERE r.id = run_id)),
+            {patience("announced_at")})
     WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_token = :token
 """)
 _WAKE = text(f"""

@@ -445,6 +445,20 @@ def test_while_old_workers_live_a_run_goes_on_with_them_soon(database: Database)
     assert held == ["agent.held", "agent.held"]
 
 
+def test_while_old_workers_live_calls_of_a_batch_go_on_with_them_soon(database: Database) -> None:
+    deploy = reached(database, MOMENTS[3], "hold")
+    says_alive(database, deploy.old)
+    for _ in range(3):
+        waiting = list(deploy.new.wake_ups)
+        assert len(waiting) == 2
+        deploy.new.work()
+        deploy.new.age(1.1)
+        deploy.old.sweep()
+        assert sorted(map(str, deploy.old.wake_ups)) == sorted(map(str, waiting))
+    deploy.old.work()
+    assert ran == [("old", n) for n in range(3)]
+
+
 @pytest.mark.parametrize("last", [acts(1)[0], Call("hand_over", {"n": 0}, id="call_0")], ids=["done", "handed over"])
 def test_calls_of_a_batch_that_old_workers_have_come_to_are_not_held_any_more(database: Database, last: Call) -> None:
     waits = Call("hand_over", {"n": 9}, id="call_9")
