@@ -174,7 +174,8 @@ class Handle:
             adopted = outdated.adopt_run(connection, self.id, by=shown_name(by or whoami()))
         if adopted is None:
             run = self.run()
-            raise RunNotHeldError(f"run {self.id} is {run.status}, and not held because its agent has changed")
+            hint = "" if run.is_terminal else f"; what it waits for says: agentq why {self.id}"
+            raise RunNotHeldError(f"run {self.id} is {run.status}, and not held because its agent has changed{hint}")
 
     def approvals(self, *, status: str | None = "pending") -> list[Approval]:
         """The calls of the run, and of its sub-agents' runs, that wait for a person; None: the decided ones too."""

@@ -9,7 +9,9 @@ from pydantic_core import to_json
 from agentq.cli import options, timeline
 from agentq.cli.messages import print_messages
 from agentq.cli.output import age, approval_json, count, local, paint_status, print_json, print_table
+from agentq.cli.program import say
 from agentq.cli.run import print_approvals
+from agentq.errors import AgentqError, RunNotFoundError, RunNotHeldError
 from agentq.handle import Handle
 from agentq.run import Run, Status
 
@@ -177,6 +179,18 @@ def adopt(given: dict[str, Any], /, *, run_ids: tuple[str, ...], agent: str | No
     with options.reading_client(given) as client:
         if agent:
             click.echo(f"{count(client.adopt(agent), 'run')} of {agent} adopted")
-        for run_id in run_ids:
-            client.handle(run_id).adopt()
-            click.echo(f"run {run_id} goes on with the new code")
+        refused = [error for run_id in run_ids if (error := _adopt(client.handle(run_id))) is not None]
+    for error in refused[:-1]:
+        say(str(error))
+    if refused:
+        raise refused[-1]
+
+
+def _adopt(handle: Handle) -> AgentqError | None:
+    """Why it cannot be: a worker with the old code may have come to it meanwhile, which is no matter of the others."""
+    try:
+        handle.adopt()
+    except (RunNotFoundError, RunNotHeldError) as error:
+        return error
+    click.echo(f"run {handle.id} goes on with the new code")
+    return None

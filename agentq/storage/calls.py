@@ -83,7 +83,10 @@ _FINISHED = f"""
             -- Where only calls are left that a person is asked about, the run waits.
             status = CASE WHEN open_calls > 1 AND open_calls - 1 = asked_calls - :asked THEN 'waiting'
                           ELSE 'running' END,
-            event_count = event_count + 1{{used}}
+            event_count = event_count + 1,
+            -- Who had it has its version; where another call is left still, the next look at that says so again.
+            outdated_at = CASE WHEN CAST(:token AS uuid) IS NULL THEN outdated_at END,
+            outdated_by = CASE WHEN CAST(:token AS uuid) IS NULL THEN outdated_by END{{used}}
         FROM bounded
         WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND lease_token IS NULL
             AND status NOT IN ('completed', 'failed', 'cancelled')
@@ -110,7 +113,7 @@ _ASK_RUN = text(f"""
     UPDATE agentq.runs SET
         asked_calls = asked_calls + 1,
         status = CASE WHEN open_calls = asked_calls + 1 THEN 'waiting' ELSE 'running' END,
-        event_count = event_count + 1
+        event_count = event_count + 1, outdated_at = NULL, outdated_by = NULL
     FROM bounded
     WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND runs.lease_token IS NULL
         AND status NOT IN ('completed', 'failed', 'cancelled')
