@@ -18,6 +18,7 @@ from agentq.wire import RANKS
 MAX_KEY_CHARS = 200
 MAX_DAYS = 36_500.0
 MAX_PLACES = 1_000_000
+MAX_PAGE = 2**31 - 1
 MAX_REASON_CHARS = 4_000
 
 
@@ -155,6 +156,14 @@ def checked_days(days: Any) -> float:
     if isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days < MAX_DAYS:
         raise ConfigError(f"keep_days is a positive number of days, not {days!r}")
     return float(days)
+
+
+def checked_page(limit: Any) -> int:
+    """How many rows of a list at most."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ConfigError(f"limit is a positive number, not {limit!r}")
+    # More is all there is.
+    return min(limit, MAX_PAGE)
 
 
 def checked_priority(priority: Any) -> int:

@@ -124,6 +124,7 @@ def test_an_impossible_setting_is_code_2_and_is_named(installation: Program, nam
         ("approvals", "approve", "run_nope", "call_1"),
         ("approvals", "show", "run_nope", "call_1"),
         ("approvals", "ls", "--run", "run_nope"),
+        ("approvals", "ls", "--after", "run_nope:1:0:0"),
         ("approvals", "reject", "run_nope", "call_1", "--reason", "no"),
     ],
 )
