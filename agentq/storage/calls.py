@@ -306,7 +306,10 @@ def with_calls(connection: Connection, snapshot: Snapshot) -> Snapshot:
 
 
 def refuse_claims(connection: Connection, run_id: str) -> None:
-    """Before a run ends with calls still out: none is claimed from now on, and what is claimed is seen as running."""
+    """Before a run ends with calls still out: none is claimed from now on, and what is claimed is seen as running.
+
+    First of all in its transaction: a claim locks the run and then the call, which may be one that was just saved.
+    """
     connection.execute(_NO_MORE_CLAIMS, {"run_id": run_id})
 
 
