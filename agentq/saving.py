@@ -17,9 +17,10 @@ from agentq.outcomes import Cancelled, Transition
 from agentq.run import ApprovalKind, OpenCall, Progress, Snapshot
 from agentq.services import Services
 from agentq.steering import go_on_with
+from agentq.steps.review import reject
 from agentq.steps.tool_batch import CallDone
-from agentq.storage import approvals, blobs, calls, children, commits, endings, enqueue, inbox, line, steps
-from agentq.storage.approvals import Question
+from agentq.storage import approvals, blobs, calls, children, commits, control, endings, enqueue, inbox, line, steps
+from agentq.storage.approvals import Answer, Question
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested, Next, Steered
 from agentq.storage.enqueue import NewRun
@@ -164,22 +165,37 @@ class Saver:
         self.send(list(end.let_in))
         return end, snapshot
 
-    def ask(self, claimed: ClaimedCall, asked: Question, data: dict[str, Any]) -> CallEnd:
+    def ask(self, claimed: ClaimedCall, asked: Question, data: dict[str, Any]) -> tuple[CallEnd, Snapshot]:
         """Put a call of a batch before a person. Raises LeaseLost when it is not ours, and CancelRequested."""
         event = NewEvent(
             "approval.requested", {"index": claimed.call.index} | data | _question(claimed.call, asked.kind)
         )
 
-        def attempt() -> CallEnd:
+        def attempt() -> tuple[CallEnd, Snapshot]:
             with self._services.database.transaction() as connection:
-                after = calls.ask(connection, claimed, asked, event=event)
-                patience = self._services.patience_secs
-                following = calls.announce_next(connection, claimed.snapshot, patience_secs=patience)
-                return CallEnd(next=following, let_in=tuple(self.in_line(connection, after, [])))
+                after, answer = calls.ask(connection, claimed, asked, event=event)
+                if answer is None:
+                    wake_ups = self.in_line(connection, after, [])
+                else:
+                    wake_ups, after = self._settle_at_once(connection, after, claimed.call, answer)
+                following = None
+                if answer is None or answer.status == "rejected":
+                    patience = self._services.patience_secs
+                    following = calls.announce_next(connection, claimed.snapshot, patience_secs=patience)
+                return CallEnd(next=following, let_in=tuple(wake_ups)), after
 
-        end = self._patiently(attempt)
+        end, snapshot = self._patiently(attempt)
         self.send(list(end.let_in))
-        return end
+        return end, snapshot
+
+    def _settle_at_once(
+        self, connection: Connection, snapshot: Snapshot, call: OpenCall, answer: Answer
+    ) -> tuple[list[WakeUp], Snapshot]:
+        """A call that was just put before a person, by a decision that was made meanwhile for the rest of the run."""
+        decided = {"call_id": call.call_id, "decision": answer.status, "by": answer.decided_by, "sticky": True}
+        control.note(connection, snapshot.run_id, [NewEvent("approval.decided", decided)])
+        result = reject(call, answer.reason) if answer.status == "rejected" else None
+        return self.settle_asked(connection, snapshot, call, result)
 
     def settle_asked(
         self, connection: Connection, snapshot: Snapshot, call: OpenCall, result: ToolResult | None

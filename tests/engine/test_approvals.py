@@ -353,6 +353,32 @@ def test_a_sticky_decision_holds_for_a_tool_that_asks_by_itself_too(
     assert sorted(paid for paid, *_ in bank.paid) == ([500, *range(600, 600 + calls)] if approved else [])
 
 
+@pytest.mark.parametrize("approved", [True, False])
+def test_a_sticky_decision_holds_for_a_tool_that_is_about_to_ask_while_it_is_made(
+    database: Database, monkeypatch: pytest.MonkeyPatch, approved: bool
+) -> None:
+    bank = Bank(asks_from=100)
+    drain = Drain(database, agent := bank.agent(pays(500, 600, 1), approve=[]))
+    handle = drain.enqueue(agent)
+    ask = drain.engine.saver.ask
+
+    def decided_before(*arguments: Any) -> Any:
+        for approval in handle.approvals():
+            handle.decide({approval: Approve(sticky=True) if approved else Reject("never", sticky=True)}, by="eva")
+        return ask(*arguments)
+
+    monkeypatch.setattr(drain.engine.saver, "ask", decided_before)
+    drain.work()
+    assert handle.result().text == "done"
+    record = [(a.status, a.decided_by, a.sticky) for a in handle.approvals(status=None)]
+    assert record == [("approved" if approved else "rejected", "eva", True)] * 2
+    said = ["paid 500", "paid 600"] if approved else ["A person rejected this call: never"] * 2
+    assert sorted(texts(handle)) == sorted([*said, "paid 1"])
+    assert sorted(paid for paid, *_ in bank.paid) == ([1, 500, 600] if approved else [1])
+    decided = [event for event in handle.events(follow=False) if event.type == "approval.decided"]
+    assert [event.data["by"] for event in decided] == ["eva"] * 2
+
+
 @pytest.mark.parametrize("calls", [ALONE, BATCH])
 def test_the_model_learns_of_changed_arguments_also_from_the_outside(database: Database, calls: int) -> None:
     @tool
