@@ -11,7 +11,7 @@ from agentq.agent import make_limits
 from agentq.content import File, Image, check_together, joined
 from agentq.errors import ConfigError, ContentError
 from agentq.limits import LONGEST_SECS, Limits
-from agentq.results import to_json
+from agentq.results import given_json, to_json
 from agentq.text import clean, cut
 from agentq.wire import RANKS
 
@@ -81,7 +81,7 @@ def json_object(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
     if not value:
         return {}
     try:
-        found = to_json(dict(value))
+        found = given_json(dict(value))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what} must be a JSON object: {error}") from error
     return dict(found)

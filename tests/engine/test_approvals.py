@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from decimal import Decimal
 from hashlib import sha256
 from itertools import count
 from typing import Any
@@ -36,6 +37,7 @@ from tests.engine.mishaps import ObservedDatabase
 from tests.engine.test_crashes import die_once, results
 
 ALONE, BATCH = 1, 3
+NAN = float("nan")
 
 
 class Bank:
@@ -938,6 +940,11 @@ def test_whoever_waits_while_another_one_decides_is_given_no_result_that_is_none
         (lambda handle, call: handle.settle(call, happened=0), "happened is True, False or None"),
         (lambda handle, call: handle.respond(call, object()), "the result has no JSON form"),
         (lambda handle, call: handle.respond(call, 10**5000), "the result has no JSON form"),
+        (lambda handle, call: handle.respond(call, [1, {"n": NAN}]), r"\[1\].n is NaN, and JSON has no such number"),
+        (lambda handle, call: handle.settle(call, happened=True, result=NAN), "the value is NaN"),
+        (lambda handle, call: handle.complete(call, {"n": -float("inf")}), "n is -Infinity"),
+        (lambda handle, call: handle.approve(call, arguments={"amount": NAN}), "amount is NaN"),
+        (lambda handle, call: handle.approve(call, arguments={"amount": Decimal("Infinity")}), "amount is Infinity"),
         (lambda handle, call: handle.approve(call, arguments="all"), "arguments must be a JSON object"),
         (lambda handle, call: handle.approve(call, arguments={"amount": object()}), "must be a JSON object"),
         (lambda handle, call: handle.decide({call: Approve(), handle.approvals()[0]: Reject()}), "decided on twice"),
