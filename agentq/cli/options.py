@@ -16,6 +16,7 @@ from agentq.cli.program import say
 from agentq.client import Client
 from agentq.config import Settings, load, unknown_variables
 from agentq.errors import ConfigError
+from agentq.facts import START_WORKER
 from agentq.providers.registry import missing_key
 from agentq.registry import load_agents
 from agentq.run import Approval, Run
@@ -60,7 +61,7 @@ def reading_client(given: Mapping[str, Any]) -> Iterator[Client]:
     if settings.database_url is None and not embedded.exists(settings.home):
         raise ConfigError(
             f"there is no embedded database in {_shown(settings.home)} yet; "
-            "start one with agentq worker, or set AGENTQ_DATABASE_URL"
+            f"start one with {START_WORKER}, or set AGENTQ_DATABASE_URL"
         )
     with client(given) as opened:
         yield opened
