@@ -626,6 +626,27 @@ def test_the_same_key_is_no_new_message_in_a_transaction_of_the_caller(desk: Des
     assert (again.id, again.is_new) == (first.id, False)
 
 
+@pytest.mark.parametrize("then", ["another thread", "no thread", "many", "a transaction", "many in a transaction"])
+def test_the_same_key_gives_the_run_it_joined_wherever_it_is_sent_then(
+    desk: Desk, engine: sqlalchemy.Engine, then: str
+) -> None:
+    first = desk.say("m0")
+    desk.say("m1", on_busy="steer", idempotency_key="k")
+    client = desk.drain.client
+    with Session(engine) as session:
+        given = {"connection": session} if "transaction" in then else {}
+        if "many" in then:
+            keys = ["k", "new", None]
+            again, *others = client.enqueue_many("desk", ["a", "b", "c"], idempotency_keys=keys, **given)
+        else:
+            thread = "other" if then == "another thread" else None
+            again, others = client.enqueue("desk", "m1", idempotency_key="k", thread=thread, **given), []
+        session.commit()
+    assert (again.id, again.is_new) == (first.id, False)
+    assert [other.is_new for other in others] == [True] * len(others)
+    assert len(client.runs()) == 1 + len(others)
+
+
 class Ends(Hooks):
     def after_model(self, ctx: RunContext, reply: Any) -> None:
         raise EndRun("enough")
