@@ -104,7 +104,7 @@ def _steered_before(link: Link, new: NewRun) -> str | None:
     if new.idempotency_key is None:
         return None
     with link.database.autocommit() as connection:
-        return inbox.same(connection, new)
+        return enqueue.steered_into(connection, new)
 
 
 def _waits_in_ours(link: Link, run_id: str) -> bool:
@@ -137,7 +137,7 @@ class _Message:
         new, control = self._new, self._control
         threads.enter(connection, self._thread_id)
         # Asked under the lock: the run with this key may be the one that keeps the thread busy.
-        if found := enqueue.same(connection, new) or inbox.same(connection, new):
+        if found := enqueue.same(connection, new) or enqueue.steered_into(connection, new):
             return found
         open_runs = threads.open_runs(connection, self._thread_id)
         is_waiting = bool(open_runs) and _waits_for_people(connection, open_runs[0].id)

@@ -350,8 +350,13 @@ class Engine(Control):
         """Where the tool asks whether it may run; None also where the run is being cancelled, and nobody is asked."""
         if done.asks is not None:
             with suppress(CancelRequested):
-                return self.saver.ask(claimed, done.asks, data | done.data)
+                return self._ask(claimed, done.asks, data | done.data)
         return None
+
+    def _ask(self, claimed: ClaimedCall, asked: Question, data: dict[str, Any]) -> CallEnd:
+        end, snapshot = self.saver.ask(claimed, asked, data)
+        self.after(snapshot)
+        return end
 
     def unclear_call(self, claimed: ClaimedCall, data: dict[str, Any]) -> CallEnd:
         """The same for a call of a batch. Raises LeaseLost."""
@@ -360,7 +365,7 @@ class Engine(Control):
             # Cancelled since it was claimed: nobody would end a run that only waits.
             with suppress(CancelRequested):
                 question = Question(asked_for(snapshot, call, self.services).arguments, "outcome")
-                return self.saver.ask(claimed, question, data)
+                return self._ask(claimed, question, data)
         return self.finish_call(claimed.ref, CallDone(interrupted(call)), claimed.claim, data)
 
     def finish_call(

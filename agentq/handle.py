@@ -14,6 +14,7 @@ from agentq.errors import (
     RunNotHeldError,
     WaitTimeoutError,
 )
+from agentq.facts import START_WORKER
 from agentq.inputs import checked_by, checked_limits, shown_name, whoami
 from agentq.link import Link
 from agentq.messages import Message
@@ -26,7 +27,7 @@ from agentq.why import Why
 
 logger = logging.getLogger(__name__)
 
-_NO_WORKER_SECS = 3.0
+_NO_WORKER_SECS = 1.0
 
 
 class Handle:
@@ -69,13 +70,14 @@ class Handle:
                 if asks or result.stop_reason not in (None, "needs_approval"):
                     return result
             waited = time.monotonic() - started
-            if timeout is not None and waited >= timeout:
+            is_over = timeout is not None and waited >= timeout
+            if not warned and (is_over or waited > _NO_WORKER_SECS):
+                warned = True
+                self._warn_of_standstill()
+            if is_over:
                 raise WaitTimeoutError(
                     f"run {self.id} is still {status} after {timeout:g} s; it goes on", run_id=self.id
                 )
-            if waited > _NO_WORKER_SECS and not warned:
-                warned = True
-                self._warn_of_standstill()
             left = float("inf") if timeout is None else timeout - waited
             time.sleep(min(pause, max(left, 0.001)))
             pause = min(pause * 1.3, 0.25)
@@ -91,7 +93,7 @@ class Handle:
         if run.outdated_at is not None:
             logger.warning("run %s is held, as its agent has changed; see: agentq why %s", self.id, self.id)
         if not any(self.client.settings.queue in worker.queues for worker in workers):
-            logger.warning("run %s waits: no worker is running; start one with: agentq worker", self.id)
+            logger.warning("run %s waits: no worker is running; start one with: %s", self.id, START_WORKER)
 
     def result(self) -> Result:
         """The result as it is now; raises as ``wait`` does where the run failed or was cancelled."""

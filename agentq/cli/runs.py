@@ -26,16 +26,16 @@ def runs() -> None:
 @click.option("--agent", help="Only runs of this agent.")
 @options.tags
 @click.option("--outdated", is_flag=True, help="Only those that are held because their agent has changed.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@options.limit
 @click.option("--before", metavar="RUN", help="The page after this one: the last run you have seen.")
 @options.as_json
 @click.pass_obj
-def ls(given: dict[str, Any], /, *, as_json: bool, **filters: Any) -> None:
+def ls(given: dict[str, Any], /, *, as_json: bool, limit: int, **filters: Any) -> None:
     """List runs, the newest first."""
     with options.reading_client(given) as client:
         if filters["before"]:
             client.handle(filters["before"]).status()
-        found = client.runs(**filters)
+        found = options.page(client.runs(**filters, limit=limit + 1), limit, "--before")
     if as_json:
         for run in found:
             print_json(run)

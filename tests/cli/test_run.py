@@ -158,6 +158,21 @@ def test_a_cancelled_run_ends_and_a_second_cancel_says_so(served: Program) -> No
     assert "had ended before: cancelled" in served("runs", "cancel", run_id).out
 
 
+def test_a_list_that_goes_on_says_so_and_how(served: Program) -> None:
+    ids = [enqueue(served, "gated", "--tag", "list=more") for _ in range(2)]
+    for run_id in ids:
+        wait_for(served, run_id, "waiting")
+    first = served("runs", "ls", "--tag", "list=more", "--limit", "1", "--json")
+    assert f"--before {ids[1]}" in first.err
+    rest = served("runs", "ls", "--tag", "list=more", "--limit", "1", "--json", "--before", ids[1])
+    assert ([run["id"] for run in rest.lines], rest.err) == (ids[:1], "")
+    first = served("approvals", "ls", "--limit", "1", "--json")
+    after = ("--after", first.lines[0]["id"])
+    assert " ".join(after) in first.err
+    rest = served("approvals", "ls", "--json", *after)
+    assert (first.lines + rest.lines, rest.err) == (served("approvals", "ls", "--json").lines, "")
+
+
 # -- approvals --
 
 
