@@ -2,7 +2,7 @@
 
 from alembic import op
 
-revision = "0016"
+revision = "0014"
 down_revision = "0013"
 
 
