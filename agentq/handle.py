@@ -126,7 +126,11 @@ class Handle:
     def events(self, *, after: int = 0, follow: bool = True, timeout: float | None = None) -> Iterator[Event]:
         """Events from number ``after`` + 1 on, then new ones until the run has ended or waits for a person.
 
-        ``follow=False`` stops at the newest; ``timeout`` bounds the wait in seconds. Raises RunNotFoundError.
+        Numbers have no gaps, and all are kept as long as the run is. Of an agent with ``stream=True`` there are
+        ``model.delta``, a piece of a reply: ``data`` has its ``seq`` (the step's), ``kind`` ("text", "reasoning", or
+        "arguments" with ``call``, its number, and ``tool``) and ``text``; and ``model.reset``, which takes back all
+        that was shown of the step so far. ``follow=False`` stops at the newest; ``timeout`` bounds the wait in
+        seconds. Raises RunNotFoundError.
         """
         give_up = float("inf") if timeout is None else time.monotonic() + timeout
         while True:

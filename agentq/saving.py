@@ -73,7 +73,7 @@ class Saver:
         self,
         token: UUID,
         transition: Transition,
-        event: NewEvent,
+        events: list[NewEvent],
         questions: Mapping[int, Question],
         *,
         stays: bool = False,
@@ -93,7 +93,7 @@ class Saver:
                 try:
                     with self._enough_for(wanted) as connection:
                         blobs.put(connection, media)
-                        saved = self.apply(connection, wanted, token, [event], **options)
+                        saved = self.apply(connection, wanted, token, events, **options)
                         blobs.refer(connection, ("run_id", transition.snapshot.run_id, media))
                         return saved
                 except CancelRequested:

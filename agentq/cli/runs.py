@@ -131,7 +131,9 @@ def _place(run: Run) -> str | None:
 def _print_events(handle: Handle) -> None:
     click.echo()
     for event in handle.events(follow=False):
-        click.echo(timeline.line(event))
+        # What it says in the end is in the conversation.
+        if event.type != "model.delta":
+            click.echo(timeline.line(event))
 
 
 def _print_outcome(run: Run) -> None:

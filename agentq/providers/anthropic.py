@@ -1,11 +1,13 @@
-"""Anthropic's Messages API. Not streamed in this release."""
+"""Anthropic's Messages API."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from agentq.content import File, Image
 from agentq.messages import AssistantMessage, ToolMessage, UserMessage
 from agentq.providers.anthropic_reply import is_sendable, read_reply
+from agentq.providers.anthropic_stream import read_stream
 from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
 from agentq.providers.content import base64_of, is_image, is_pdf, placeholder, text_of, unsupported
 from agentq.providers.endpoint import Endpoint, Secret
@@ -58,7 +60,13 @@ class Anthropic:
         return None if strict is None else OutputFormat(strict)
 
     def complete(self, request: ModelRequest) -> ModelReply:
-        document = self._endpoint.post("/v1/messages", request_body(request, self.name), request.timeout_secs)
+        body = request_body(request, self.name)
+        if request.on_delta is None:
+            document = self._endpoint.post("/v1/messages", body, request.timeout_secs)
+        else:
+            events = self._endpoint.stream("/v1/messages", body | {"stream": True}, request.timeout_secs)
+            with closing(events):
+                document = read_stream(events, self.name, request.on_delta)
         return read_reply(document, self.name, request.model)
 
 

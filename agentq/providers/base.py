@@ -1,8 +1,8 @@
 """The port to a model: what a step asks for, what it gets, and the one method a provider has."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from agentq.messages import AssistantMessage, Message, Usage
 
@@ -25,12 +25,26 @@ class OutputFormat:
 
 
 @dataclass(frozen=True)
+class Delta:
+    """A piece of a reply that is still being written: to be shown, never to be acted upon.
+
+    ``kind`` says of what: the text, the reasoning, or the arguments of call number ``call`` (from 0) of tool ``name``.
+    """
+
+    kind: Literal["text", "reasoning", "arguments"]
+    text: str
+    call: int | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True)
 class ModelRequest:
     """One model call in neutral words. Images and files in ``messages`` have their bytes, those known by a URL none.
     ``settings`` go out as they are (temperature, max_tokens, …); none is invented.
 
     ``output`` is what the provider's own ``output_format`` gave. ``timeout_secs`` bounds the whole call, connecting and
-    reading included.
+    reading included. ``on_delta`` is told of the reply as it is written, by a provider that can stream; it returns at
+    once and raises nothing.
     """
 
     model: str
@@ -40,6 +54,7 @@ class ModelRequest:
     settings: dict[str, Any] = field(default_factory=dict)
     output: OutputFormat | None = None
     timeout_secs: float = 600.0
+    on_delta: Callable[[Delta], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,14 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentq.errors import ProviderError
-from agentq.providers.faults import http_fault
-from agentq.providers.http import post_json
+from agentq.providers.faults import event_document, http_fault
+from agentq.providers.http import HttpReply, open_stream, post_json
+from agentq.providers.sse import server_events
 
 _HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
 
@@ -58,17 +59,43 @@ class Endpoint:
 
     def post(self, path: str, body: Mapping[str, Any], timeout_secs: float) -> dict[str, Any]:
         """The JSON object of a good answer. Raises ProviderError for everything else."""
-        key, headers = self._key()
-        for header, variable in self.header_variables.items():
-            if value := os.environ.get(variable, "").strip():
-                headers[header] = value
-        headers = {"content-type": "application/json", "accept": "application/json", **headers, **self.headers}
+        key, headers = self._headers("application/json")
         reply = post_json(self._url() + path, headers, body, timeout_secs)
+        return self._document(reply, key)
+
+    def stream(
+        self, path: str, body: Mapping[str, Any], timeout_secs: float
+    ) -> Generator[tuple[str, dict[str, Any]], None, None]:
+        """The events of a good answer as they come: name ("" where there is none) and JSON object.
+
+        Ends at the end of the body, or at ``data: [DONE]``. What ends before its terminal marker is not complete:
+        that is for the adapter to see. A server that does not stream has its whole document as the one event
+        ``document``. Raises ProviderError for everything else, an error in the middle included. To be closed.
+        """
+        key, headers = self._headers("text/event-stream, application/json")
+        with open_stream(self._url() + path, headers, body, timeout_secs) as answer:
+            if answer.status // 100 != 2 or "event-stream" not in answer.headers.get("content-type", "event-stream"):
+                yield "document", self._document(answer.whole(), key)
+                return
+            for event in server_events(answer.pieces):
+                if event.data.strip() == "[DONE]":
+                    return
+                yield event.name, event_document(self.name, event.data, key=key)
+
+    def _document(self, reply: HttpReply, key: str) -> dict[str, Any]:
         fault = http_fault(self.name, reply, key=key)
         if fault is not None:
             raise fault
         document: dict[str, Any] = reply.document
         return document
+
+    def _headers(self, accept: str) -> tuple[str, dict[str, str]]:
+        """The key, and the headers with it."""
+        key, headers = self._key()
+        for header, variable in self.header_variables.items():
+            if value := os.environ.get(variable, "").strip():
+                headers[header] = value
+        return key, {"content-type": "application/json", "accept": accept, **headers, **self.headers}
 
     def _key(self) -> tuple[str, dict[str, str]]:
         if key := self.secret.read():

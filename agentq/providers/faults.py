@@ -1,5 +1,6 @@
 """What an error answer means: one rule for every provider, by the words in the body first and the status second."""
 
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -120,6 +121,20 @@ def http_fault(provider: str, reply: HttpReply, *, key: str = "") -> ProviderErr
         if name in reply.headers:
             error.details["request_id"] = _safe(reply.headers[name], key)
     return error
+
+
+def event_document(provider: str, data: str, *, key: str = "") -> dict[str, Any]:
+    """The JSON object of one event of a stream. Raises the ProviderError that it is instead."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise _error("reply_invalid", f"{provider} streamed something else than JSON: {data[:200]}", key, status=200)
+    fault = _embedded(provider, document, key)
+    if fault is not None:
+        raise fault
+    return document
 
 
 def _embedded(provider: str, document: Mapping[str, Any], key: str) -> ProviderError | None:

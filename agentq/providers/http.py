@@ -4,7 +4,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -46,11 +47,52 @@ def post_json(url: str, headers: Mapping[str, str], body: Mapping[str, Any], tim
     ``timeout_secs`` bounds all of it: connecting, waiting, and a body that comes in drips. Raises ProviderError
     ``network`` with a text that never has a header or more of the URL than host and port.
     """
+    with open_stream(url, headers, body, timeout_secs) as stream:
+        return stream.whole()
+
+
+@dataclass(frozen=True)
+class HttpStream:
+    """An answer whose body is still on its way: read it by ``pieces`` or as a ``whole``, once."""
+
+    status: int
+    headers: Mapping[str, str]
+    pieces: Iterator[bytes]
+
+    def whole(self) -> HttpReply:
+        """All of the body. Raises ProviderError ``reply_invalid`` when there is no end to it."""
+        received = bytearray()
+        for piece in self.pieces:
+            received += piece
+            if len(received) > MAX_BODY_BYTES:
+                raise ProviderError("reply_invalid", f"the answer is larger than {MAX_BODY_BYTES >> 20} MB")
+        return HttpReply(self.status, self.headers, bytes(received))
+
+
+@contextmanager
+def open_stream(
+    url: str, headers: Mapping[str, str], body: Mapping[str, Any], timeout_secs: float
+) -> Iterator[HttpStream]:
+    """The same as ``post_json`` with the body piece by piece; all that is done with it is within the time.
+
+    To be left before another call is made in this thread.
+    """
     content = _encode(body)
     host = _host(url)
     _clock.deadline = time.monotonic() + timeout_secs
     try:
-        return _exchange(url, {"accept-encoding": "identity", **headers}, content, timeout_secs)
+        with _in_words(host, timeout_secs), _exchange(url, headers, content, timeout_secs) as response:
+            names = {name.lower(): value for name, value in response.headers.items()}
+            yield HttpStream(response.status_code, names, _pieces(response, timeout_secs))
+    finally:
+        _clock.deadline = None
+
+
+@contextmanager
+def _in_words(host: str, timeout_secs: float) -> Iterator[None]:
+    """Any fault of httpx as a ProviderError."""
+    try:
+        yield
     except httpx.ConnectTimeout as error:
         raise ProviderError("network", f"cannot connect to {host} in time") from error
     except httpx.TimeoutException as error:
@@ -62,22 +104,20 @@ def post_json(url: str, headers: Mapping[str, str], body: Mapping[str, Any], tim
         raise ProviderError("network", f"the request to {host} cannot be sent ({type(error).__name__})") from None
     except httpx.HTTPError as error:
         raise ProviderError("network", f"the exchange with {host} broke off: {_short(error)}") from error
-    finally:
-        _clock.deadline = None
 
 
-def _exchange(url: str, headers: Mapping[str, str], content: bytes, timeout_secs: float) -> HttpReply:
-    left = _left(timeout_secs)
-    timeout = httpx.Timeout(left, connect=_left(CONNECT_SECS))
-    with _client().stream("POST", url, headers=dict(headers), content=content, timeout=timeout) as response:
-        received = bytearray()
-        for chunk in response.iter_bytes():
-            received += chunk
-            _left(timeout_secs)
-            if len(received) > MAX_BODY_BYTES:
-                raise ProviderError("reply_invalid", f"the answer is larger than {MAX_BODY_BYTES >> 20} MB")
-        names = {name.lower(): value for name, value in response.headers.items()}
-        return HttpReply(response.status_code, names, bytes(received))
+def _exchange(
+    url: str, headers: Mapping[str, str], content: bytes, timeout_secs: float
+) -> AbstractContextManager[httpx.Response]:
+    timeout = httpx.Timeout(_left(timeout_secs), connect=_left(CONNECT_SECS))
+    sent = {"accept-encoding": "identity", **headers}
+    return _client().stream("POST", url, headers=sent, content=content, timeout=timeout)
+
+
+def _pieces(response: httpx.Response, timeout_secs: float) -> Iterator[bytes]:
+    for piece in response.iter_bytes():
+        _left(timeout_secs)
+        yield piece
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:

@@ -1,6 +1,7 @@
 """Chat Completions, as OpenAI and the many servers compatible with it speak it. Not streamed in this release."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ from agentq.messages import AssistantMessage, ToolMessage, ToolResult, UserMessa
 from agentq.output import OUTPUT_TOOL
 from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
 from agentq.providers.chat_reply import read_reply
+from agentq.providers.chat_stream import read_stream
 from agentq.providers.content import as_words, data_url, is_image, is_pdf, placeholder, unsupported
 from agentq.providers.endpoint import Endpoint, Secret
 from agentq.providers.profiles import PROFILES, Profile, variable
@@ -65,7 +67,15 @@ class OpenAIChat:
 
     def complete(self, request: ModelRequest) -> ModelReply:
         body = request_body(request, self.name, self._profile)
-        document = self._endpoint.post("/chat/completions", body, request.timeout_secs)
+        if request.on_delta is None:
+            document = self._endpoint.post("/chat/completions", body, request.timeout_secs)
+        else:
+            body |= {
+                "stream": True,
+                **({"stream_options": {"include_usage": True}} if self._profile.stream_usage else {}),
+            }
+            with closing(self._endpoint.stream("/chat/completions", body, request.timeout_secs)) as events:
+                document = read_stream(events, self.name, request.on_delta)
         return read_reply(document, self.name, request.model)
 
 

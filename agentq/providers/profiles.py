@@ -15,6 +15,7 @@ class Profile:
     led to are being answered. ``user_after_tool`` is false where a user message may not follow a tool result.
     ``pdf``: it takes PDF documents as files (images are sent to each, and those that cannot see say so).
     ``json_schema``: it holds answers to a schema, beside tools too (others do, but not with tools, or not each model).
+    ``stream_usage``: it is to be asked for the usage of a streamed reply (Mistral sends it anyway, and refuses this).
     """
 
     base_url: str = ""
@@ -25,6 +26,7 @@ class Profile:
     user_after_tool: bool = True
     pdf: bool = False
     json_schema: bool = False
+    stream_usage: bool = True
     header_variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -43,6 +45,7 @@ PROFILES: dict[str, Profile] = {
         call_ids=IdRule(r"[a-zA-Z0-9]{9}", 9),
         reasoning_back="always",
         user_after_tool=False,
+        stream_usage=False,
     ),
     "openrouter": Profile("https://openrouter.ai/api/v1", reasoning_back="always", pdf=True),
     "deepseek": Profile("https://api.deepseek.com"),

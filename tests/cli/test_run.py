@@ -45,6 +45,14 @@ def test_watching_prints_each_step_on_stderr(served: Program) -> None:
     assert "completed" in lines[-1]
 
 
+def test_watching_prints_a_streamed_reply_as_it_is_written(served: Program) -> None:
+    done = served("run", "teller", "go", "--watch")
+    assert (done.code, done.out) == (0, "Once upon a time\n")
+    assert "\nOnce upon a time\n" in done.err
+    run_id = served("runs", "ls", "--agent", "teller", "--json").lines[0]["id"]
+    assert "Once" not in "".join(line for line in served("runs", "show", run_id).out.splitlines()[:-1])
+
+
 def test_an_answer_with_a_form_is_json(served: Program) -> None:
     assert served("run", "typed", "where").json == {"city": "Riga"}
 

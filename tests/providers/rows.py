@@ -21,9 +21,13 @@ SHAPES = load("error_shapes")
 ORACLE = {row["id"]: row for row in load("oracle")}
 
 
+def is_streamed(row: dict[str, Any]) -> bool:
+    return "sse" in row["response"]
+
+
 def replay(row: dict[str, Any]) -> Answer:
     recorded = row["response"]
     headers = {name: value for name, value in recorded["headers"].items() if name.lower() not in _FRAMING}
-    body = recorded["body"]
+    body = recorded["sse"] if is_streamed(row) else recorded["body"]
     content = body.encode() if isinstance(body, str) else body
     return response(content, recorded["status"], **headers)

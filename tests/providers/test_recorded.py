@@ -8,10 +8,10 @@ import pytest
 from agentq.errors import ProviderError
 from agentq.messages import Usage, UserMessage
 from agentq.providers.anthropic import Anthropic
-from agentq.providers.base import ModelReply, ModelRequest, Provider
+from agentq.providers.base import Delta, ModelReply, ModelRequest, Provider
 from agentq.providers.openai_chat import OpenAIChat
 from tests.providers.fake_server import serve
-from tests.providers.rows import BY_ID, ORACLE, RECORDED, replay
+from tests.providers.rows import BY_ID, ORACLE, RECORDED, is_streamed, replay
 
 STOPS = {
     "stop": "final",
@@ -48,7 +48,13 @@ def adapter(row: dict[str, Any], url: str) -> Provider:
 
 def ask(row: dict[str, Any]) -> ModelReply:
     with serve(lambda _: replay(row)) as server:
-        return adapter(row, server.url).complete(ModelRequest("m", "", [UserMessage(text="hello")], timeout_secs=20))
+        deltas: list[Delta] = []
+        streams = {"on_delta": deltas.append} if is_streamed(row) else {}
+        asked = ModelRequest("m", "", [UserMessage(text="hello")], timeout_secs=20, **streams)
+        reply = adapter(row, server.url).complete(asked)
+    if deltas:
+        assert "".join(delta.text for delta in deltas if delta.kind == "text") == reply.message.text
+    return reply
 
 
 def failed(row: dict[str, Any]) -> bool:
