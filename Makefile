@@ -41,7 +41,8 @@ test-crash: setup ## Run only the tests that kill processes
 	@$(PYTEST) -m "crash and not long" $(ARGS)
 
 test-faults: setup ## Run what stops, starves and restarts servers, and what takes minutes (half an hour)
-	@$(PYTEST) tests/faults tests/cases/test_h5_nothing_piles_up.py $(ARGS)
+	@$(PYTEST) tests/faults $(ARGS)
+	@$(PYTEST) -m long --ignore tests/faults $(ARGS)
 
 test-pgbouncer: setup ## Run the test suite through a PgBouncer in transaction mode
 	@AGENTQ_TEST_PGBOUNCER=1 $(PYTEST) -m "not long" $(ARGS)

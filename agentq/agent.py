@@ -78,6 +78,7 @@ class AgentSpec:
         model_settings: Mapping[str, Any] | None = None,
         model_timeout_secs: float = 600.0,
         hook_timeout_secs: float = 30.0,
+        stream: bool = False,
         description: str = "",
         version: str | None = None,
         on_change: OnChange = "continue",
@@ -115,6 +116,7 @@ class AgentSpec:
         self.model_settings = _settings(where, model_settings or {})
         self.model_timeout_secs = model_timeout_secs
         self.hook_timeout_secs = hook_timeout_secs
+        self.stream = bool(stream)
         self.description = clean(description)
         self.on_change: OnChange = on_change
         self._version = version

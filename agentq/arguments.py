@@ -50,7 +50,7 @@ class Parameters:
 
     def parse(self, text: str) -> dict[str, Any]:
         """Keyword arguments for the function. Raises ArgumentsError with one line a problem."""
-        given = _as_object(text)
+        given = as_object(text)
         try:
             return self._validate(given)
         except ValidationError as error:
@@ -250,7 +250,8 @@ def _has_schema(annotation: Any, default: Any) -> bool:
 # ---------------------------------------------------------------------------------------------- the model's text
 
 
-def _as_object(text: str) -> dict[str, Any]:
+def as_object(text: str) -> dict[str, Any]:
+    """The object that argument text is. Raises ArgumentsError."""
     try:
         value = load_json(text) if text.strip() else None
         # Some servers send the whole object once more as a string.

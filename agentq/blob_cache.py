@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-from agentq.content import MAX_MESSAGE_BYTES, File, Image, shown_size
+from agentq.content import MAX_MESSAGE_BYTES, File, Image, shown_size, with_stored
 from agentq.errors import ContentError
 from agentq.messages import Message, media_of, with_media
 from agentq.storage import blobs
@@ -29,16 +29,18 @@ class BlobCache:
 
         Raises ContentError for more than a request may hold; ContentMissingError.
         """
-        wanted = {one.sha256: one for message in messages for one in media_of(message) if one.sha256}
-        if not wanted:
+        stored = [one for message in messages for one in media_of(message) if one.sha256]
+        if not stored:
             return messages
-        if (size := sum(one.size for one in wanted.values())) > MAX_MESSAGE_BYTES:
+        # What a request holds twice is read once, and sent twice.
+        if (size := sum(one.size for one in stored)) > MAX_MESSAGE_BYTES:
             raise ContentError(
                 f"the images and files of the conversation are {shown_size(size)} together, and "
                 f"{shown_size(MAX_MESSAGE_BYTES)} is the most for one request; leave some out with a before_model "
                 "hook, or begin a new thread",
                 problem="too_large",
             )
+        wanted = {one.sha256: one for one in stored}
         found = {sha256: one.data for sha256, one in wanted.items() if one.data is not None} | self._kept(wanted)
         if missing := [sha256 for sha256 in wanted if sha256 not in found]:
             with self._database.autocommit() as connection:
@@ -73,4 +75,4 @@ def _loaded(message: Message, found: dict[str, bytes]) -> Message:
     media = media_of(message)
     if not media:
         return message
-    return with_media(message, tuple(one.with_data(found[one.sha256]) if one.sha256 else one for one in media))
+    return with_media(message, tuple(with_stored(one, found[one.sha256]) if one.sha256 else one for one in media))

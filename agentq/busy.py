@@ -104,7 +104,7 @@ def _steered_before(link: Link, new: NewRun) -> str | None:
     if new.idempotency_key is None:
         return None
     with link.database.autocommit() as connection:
-        return inbox.same(connection, new)
+        return enqueue.steered_into(connection, new)
 
 
 def _waits_in_ours(link: Link, run_id: str) -> bool:
@@ -137,13 +137,16 @@ class _Message:
         new, control = self._new, self._control
         threads.enter(connection, self._thread_id)
         # Asked under the lock: the run with this key may be the one that keeps the thread busy.
-        if found := enqueue.same(connection, new) or inbox.same(connection, new):
+        if found := enqueue.same(connection, new) or enqueue.steered_into(connection, new):
             return found
         open_runs = threads.open_runs(connection, self._thread_id)
         is_waiting = bool(open_runs) and _waits_for_people(connection, open_runs[0].id)
         verb = "begin" if not open_runs else self._when.on_waiting if is_waiting else self._when.on_busy
         if verb == "reject":
             raise threads.busy(self._thread_id, open_runs[0], is_waiting=is_waiting)
+        if verb in ("interrupt", "deny_and_continue"):
+            # No run is locked while bytes are on their way, or wait for who stores the same ones.
+            blobs.put(connection, new.media)
         into = open_runs[0].id if verb in ("steer", "deny_and_continue") else None
         if verb == "deny_and_continue" and self._expire(connection, open_runs[0].id):
             open_runs = threads.open_runs(connection, self._thread_id)

@@ -18,6 +18,7 @@ from agentq.inputs import (
     checked_keys,
     checked_limits,
     checked_message,
+    checked_page,
     checked_place,
     checked_priority,
     checked_tags,
@@ -135,7 +136,7 @@ class Client(Link):
         Much faster than one by one: ten thousand runs are one statement. Raises what ``enqueue`` raises, for the first
         text that cannot be taken.
         """
-        if isinstance(texts, str):
+        if isinstance(texts, str | Image | File):
             raise ConfigError("enqueue_many takes a list of texts; for one text there is enqueue")
         keys = checked_keys(idempotency_keys, len(texts))
         if not texts:
@@ -209,9 +210,10 @@ class Client(Link):
         before: str | None = None,
         limit: int = 50,
     ) -> list[Run]:
-        """The newest runs first; ``before`` is the last id of the page already seen.
+        """The newest runs first, ``limit`` at most; ``before`` is the last id of the page already seen.
 
-        ``outdated``: only those that are held because their agent has changed.
+        ``outdated``: only those that are held because their agent has changed. Raises ConfigError for a limit that is
+        no positive number.
         """
         with self.database.autocommit() as connection:
             return queries.runs(
@@ -221,7 +223,7 @@ class Client(Link):
                 tags=checked_tags(tags) if tags else None,
                 outdated=outdated,
                 before=clean(before) if before else before,
-                limit=limit,
+                limit=checked_page(limit),
             )
 
     def adopt(self, agent: str, *, by: str | None = None) -> int:
@@ -237,13 +239,28 @@ class Client(Link):
                 return adopted
             adopted += len(some)
 
-    def approvals(self, *, run_id: str | None = None, status: str | None = "pending") -> list[Approval]:
+    def approvals(
+        self,
+        *,
+        run_id: str | None = None,
+        status: str | None = "pending",
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[Approval]:
         """Calls that wait for a person, the oldest first; ``status=None`` gives the decided ones too.
 
-        Those of a run include what its sub-agents ask.
+        Those of a run include what its sub-agents ask. All of them, or ``limit`` at most; ``after`` is the last ``id``
+        of the page already seen, which may have been decided on meanwhile. Raises RunNotFoundError for an ``after``
+        that is not there, as its run was deleted; ConfigError for a limit that is no positive number.
         """
         with self.database.autocommit() as connection:
-            return queries.approvals(connection, run_id=clean(run_id) if run_id else run_id, status=status)
+            return queries.approvals(
+                connection,
+                run_id=clean(run_id) if run_id else run_id,
+                status=status,
+                after=clean(after) if after else after,
+                limit=None if limit is None else checked_page(limit),
+            )
 
     def thread(self, thread_id: str) -> StoredThread:
         """A stored conversation: its history, and cutting, copying and deleting it; nothing is read yet."""

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from agentq import media_types
 from agentq.errors import ContentError
@@ -22,6 +30,10 @@ MAX_MESSAGE_BYTES = 50_000_000
 MAX_PARTS = 100
 MAX_NAME_CHARS = 200
 MAX_URL_CHARS = 8_000
+
+
+# The context of a dump whose reader gets nothing but the dump.
+WITHOUT_MEDIA = {"agentq_without_media": True}
 
 
 class _Media(BaseModel):
@@ -37,7 +49,7 @@ class _Media(BaseModel):
     media_type: str = ""
     name: str = ""
     size: int = 0
-    sha256: str = ""
+    sha256: str = Field("", pattern="^([0-9a-f]{64})?$")
     url: str = ""
     at: int = 0
     _data: bytes | None = PrivateAttr(default=None)
@@ -75,10 +87,10 @@ class _Media(BaseModel):
 
         A ``data:`` URL is taken for the bytes that it holds. Raises ContentError for a URL of another kind.
         """
-        if str(url)[:5].lower() == "data:":
+        name = _checked_name(cls, name)
+        if _is_data(url):
             found, data = _inside(cls, url, name)
             return cls._of(data, media_type or found, name)
-        name = _checked_name(cls, name)
         try:
             parts = urlsplit(url)
             is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and len(url) <= MAX_URL_CHARS
@@ -91,6 +103,9 @@ class _Media(BaseModel):
             raise _refused(cls, name, "bad_url", "its URL holds a password, which would be stored; give one without")
         path_name = parts.path.rpartition("/")[2]
         given = _checked_type(cls, media_type, name) or media_types.by_name(name or path_name) or ""
+        if issubclass(cls, Image) and not given.startswith("image/"):
+            # A script's name says nothing of the image that it makes.
+            given = ""
         return cls(kind=_kind(cls), media_type=given, name=name, url=url)
 
     @classmethod
@@ -102,14 +117,20 @@ class _Media(BaseModel):
             raise _too_large(cls, name, len(data))
         found = _type_of(cls, data, _checked_type(cls, media_type, name), name)
         made = cls(kind=_kind(cls), media_type=found, name=name, size=len(data), sha256=sha256(data).hexdigest())
-        return made.with_data(data)
+        return made._with(data)
 
     @property
     def data(self) -> bytes | None:
         return self._data
 
     def with_data(self, data: bytes | None) -> Self:
-        """The same with its bytes at hand, or without them."""
+        """The same with its bytes at hand, or without them. Raises ContentError for bytes that are not its own."""
+        if data is not None and data is not self._data and sha256(data).hexdigest() != self.sha256:
+            words = f"these are not its bytes; make another with {type(self).__name__}.from_bytes"
+            raise _refused(type(self), self.name, "other_bytes", words)
+        return self._with(data)
+
+    def _with(self, data: bytes | None) -> Self:
         if data is self._data:
             return self
         copy = self.model_copy()
@@ -125,6 +146,12 @@ class _Media(BaseModel):
         size = shown_size(self.size) if self.size else self.url and urlsplit(self.url).hostname
         words = (f"{self.kind} {self.name}".strip(), self.media_type, size)
         return f"[{', '.join(word for word in words if word)}]"
+
+    @model_serializer(mode="wrap")
+    def _dumped(self, form: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        if info.context and WITHOUT_MEDIA.items() <= info.context.items():
+            raise TypeError(f"{self} has no JSON form; a tool may return it by itself, or in a list")
+        return dict(form(self))
 
     def __eq__(self, other: object) -> bool:
         # Whether the bytes are at hand makes no difference.
@@ -145,6 +172,11 @@ class File(_Media):
 Media = Annotated[Image | File, Field(discriminator="kind")]
 # What a run may be enqueued with.
 Content = str | Image | File | Sequence[str | Image | File]
+
+
+def with_stored(media: Image | File, data: bytes) -> Image | File:
+    """The same with the bytes that are stored under its hash, which need no look at each use."""
+    return media._with(data)
 
 
 def shown_size(size: int) -> str:
@@ -238,15 +270,21 @@ def _type_of(cls: type[_Media], data: bytes, given: str | None, name: str) -> st
     found = media_types.by_beginning(data)
     if issubclass(cls, Image):
         return _image_type(cls, found, given, name)
-    media_type = given or found or media_types.by_name(name)
-    text = media_types.as_text(data) if media_type is None or media_types.is_text(media_type) else ""
+    named = None if given or found else media_types.by_name(name)
+    media_type = given or found or named
+    if media_type is not None and not media_types.may_be(data, media_type):
+        words = f"it does not begin like {media_type}; is it whole, and is it that?"
+        raise _refused(cls, name, "unknown_media_type", words)
+    text = media_types.as_text(data)
+    if media_type is not None and media_types.is_text(media_type) and text is None:
+        words = f"it is {media_type}, but no UTF-8; encode it so, or say with media_type= what it is"
+        raise _refused(cls, name, "not_text", words)
     if media_type is None and text is None:
         words = "nobody can tell what it is; say it with media_type=, such as 'application/zip'"
         raise _refused(cls, name, "unknown_media_type", words)
-    if text is None:
-        words = f"it is {media_type}, but no UTF-8; encode it so, or say with media_type= what it is"
-        raise _refused(cls, name, "not_text", words)
-    return media_type or "text/plain"
+    # Each machine takes the endings of code for something else.
+    is_code = named is not None and not media_types.is_sure(named) and media_types.is_readable(text)
+    return "text/plain" if media_type is None or is_code else media_type
 
 
 def _image_type(cls: type[_Media], found: str | None, given: str | None, name: str) -> str:
@@ -264,6 +302,10 @@ def _image_type(cls: type[_Media], found: str | None, given: str | None, name: s
     return media_type
 
 
+def _is_data(url: object) -> bool:
+    return isinstance(url, str) and url[:5].lower() == "data:"
+
+
 def _inside(cls: type[_Media], url: str, name: str | None) -> tuple[str | None, bytes]:
     """The type and the bytes of a ``data:`` URL."""
     head, comma, body = url[5:].partition(",")
@@ -272,7 +314,10 @@ def _inside(cls: type[_Media], url: str, name: str | None) -> tuple[str | None, 
         if not comma:
             raise ValueError
         is_base64 = bool(options) and options[-1].strip().lower() == "base64"
-        data = base64.b64decode(unquote_to_bytes(body), validate=True) if is_base64 else unquote_to_bytes(body)
+        data = unquote_to_bytes(body)
+        if is_base64:
+            # Browsers take it with line breaks, too.
+            data = base64.b64decode(b"".join(data.split()), validate=True)
     except (ValueError, binascii.Error):
         raise _refused(cls, name, "bad_url", "its data: URL cannot be read; give the bytes instead") from None
     return media_type or None, data

@@ -181,7 +181,11 @@ class Engine(Control):
     def _body(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, lease: Lease) -> Done:
         late = out_of_time(snapshot) or refusal(snapshot, agent)
         if snapshot.phase != "tools":
-            return Done(Failed(late)) if late else _BODIES[snapshot.phase](snapshot, agent, self.services)
+            if late:
+                return Done(Failed(late))
+            if snapshot.phase == "model" and agent.stream:
+                return self._call_model_watched(claim, snapshot, agent)
+            return _BODIES[snapshot.phase](snapshot, agent, self.services)
         only = snapshot.only_call
         if only is None:
             if late:
@@ -209,6 +213,16 @@ class Engine(Control):
             outcome = Asked(only.index, done.asks.kind)
             return Done(outcome, {"waiting_for": [only.tool]} | done.data, questions={only.index: done.asks})
         return Done(done.as_outcome(only.index), call_data(done.result) | done.data)
+
+    def _call_model_watched(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec) -> Done:
+        """The model's step with its reply shown while it is written."""
+        is_again = claim.attempt > 1
+        stream = self.services.streams.begin(claim.run_id, claim.token, snapshot.seq, is_again=is_again)
+        try:
+            done = call_model(snapshot, agent, self.services, stream)
+        finally:
+            rest = stream.end()
+        return replace(done, before=rest, streamed=stream.saved)
 
     def unclear(self, snapshot: Snapshot, only: OpenCall) -> Done:
         """A step whose only call may have run, and must not run again: a person is asked, or the model told so."""
@@ -240,11 +254,12 @@ class Engine(Control):
         stays = stay is not None and _may_follow(claim, transition) and stay.goes_on()
         retry = {"retry": transition.note} if transition.note else {}
         data = {"phase": snapshot.phase, "seq": snapshot.seq} | self._by(claim) | done.data | retry
-        event = NewEvent("step", data)
+        events = [*done.before, NewEvent("step", data)]
         asked = self.services.clock()
-        committed, wake_ups = self.saver.commit(claim.token, transition, event, done.questions, stays=stays)
+        committed, wake_ups = self.saver.commit(claim.token, transition, events, done.questions, stays=stays)
         self.services.probe("committed", snapshot.phase)
-        self.services.transcripts.add(committed, transition.messages, events=1 + len(more_events(transition)))
+        count = done.streamed + len(events) + len(more_events(transition))
+        self.services.transcripts.add(committed, transition.messages, events=count)
         for _, message in transition.messages:
             self.services.blobs.add(media_of(message))
         self.saver.send(wake_ups)
@@ -350,8 +365,13 @@ class Engine(Control):
         """Where the tool asks whether it may run; None also where the run is being cancelled, and nobody is asked."""
         if done.asks is not None:
             with suppress(CancelRequested):
-                return self.saver.ask(claimed, done.asks, data | done.data)
+                return self._ask(claimed, done.asks, data | done.data)
         return None
+
+    def _ask(self, claimed: ClaimedCall, asked: Question, data: dict[str, Any]) -> CallEnd:
+        end, snapshot = self.saver.ask(claimed, asked, data)
+        self.after(snapshot)
+        return end
 
     def unclear_call(self, claimed: ClaimedCall, data: dict[str, Any]) -> CallEnd:
         """The same for a call of a batch. Raises LeaseLost."""
@@ -360,7 +380,7 @@ class Engine(Control):
             # Cancelled since it was claimed: nobody would end a run that only waits.
             with suppress(CancelRequested):
                 question = Question(asked_for(snapshot, call, self.services).arguments, "outcome")
-                return self.saver.ask(claimed, question, data)
+                return self._ask(claimed, question, data)
         return self.finish_call(claimed.ref, CallDone(interrupted(call)), claimed.claim, data)
 
     def finish_call(

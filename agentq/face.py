@@ -54,7 +54,8 @@ class Agent(AgentSpec):
     value that may return another value, or raise AskAgain.
     ``limits``: see Limits. ``on_tool_exception``: "report" shows type and message to the model, "fail" ends the run, a
     function of the exception gives the text. ``model_settings`` are sent to the provider as they are.
-    ``hook_timeout_secs``: what a hook, a check, a rule of ``approve`` or the memory may take (at most 60).
+    ``hook_timeout_secs``: what a hook, a check, a rule of ``approve`` or the memory may take (at most 60). ``stream``:
+    replies are events of the run while the model writes them, see ``Handle.events``.
     ``on_change``: what becomes of a run that began with another definition of the agent: "continue" goes on with the
     present one, "hold" leaves it to workers that have the old one (or to ``Handle.adopt``), "fail" ends it as
     ``agent_changed``. Definitions are told apart by a hash of what they show to the model and decide (models and their

@@ -11,6 +11,10 @@ from agentq.errors import ErrorInfo
 from agentq.run import TERMINAL, Phase, Status
 from agentq.wire import STEP_QUEUE, TOOL_QUEUE, physical
 
+# For hints of processes that need not know where the agents are.
+EXAMPLE = "my_agents.py"
+START_WORKER = f"agentq worker --agents {EXAMPLE}"
+
 
 class _Row(BaseModel):
     model_config = ConfigDict(frozen=True)
@@ -150,12 +154,12 @@ class Fleet:
         """What is missing for work of ``agent`` on ``queue`` (as the rows name it); None where somebody takes it."""
         name = physical(queue, self._prefix)
         options = {STEP_QUEUE: "", TOOL_QUEUE: " --only tools"}.get(queue, f" --only tools --queues {name}")
-        fix = f"agentq worker{options} --agents PLACES"
+        fix = f"agentq worker{options} --agents {EXAMPLE}"
         if self.is_empty:
             return Gap(f"a worker on queue {name}: no worker is running", fix)
         if not self._on(queue):
             return Gap(f"a worker on queue {name}: no running worker consumes it", fix)
         if not any(agent in worker.agents for worker in self._on(queue)):
             what = f"a worker that has agent {agent!r}: none of those on queue {name} has it"
-            return Gap(what, f"{fix}, with the agent in them")
+            return Gap(what, f"{fix}, with the agent in it")
         return None

@@ -18,6 +18,8 @@ from agentq.output import OutputCheck, OutputSchema
 from agentq.tools import Tool
 
 _LENGTH = 12
+# Below these a schema has names of the user's, which may be those of its own keywords.
+_OF_NAMES = ("properties", "$defs")
 
 
 class Definition(Protocol):
@@ -99,12 +101,12 @@ def _words(text: str) -> str:
 
 
 def _schema(schema: dict[str, Any]) -> Any:
-    # A set's default is a list in the order of its hashes, which another process has in another order.
+    # A set of a default or an example may be a list in the order of its hashes, which another process has otherwise.
     return _in_order(schema, sets='"uniqueItems"' in json.dumps(schema))
 
 
 def _in_order(value: Any, *, sets: bool, in_default: bool = False) -> Any:
-    """With each order that means nothing taken out: of what is required, and of sets in defaults."""
+    """With each order that means nothing taken out: of what is required, and of sets in defaults and examples."""
     if isinstance(value, Mapping):
         return {key: _member(key, item, sets=sets, in_default=in_default) for key, item in value.items()}
     if isinstance(value, list):
@@ -116,6 +118,10 @@ def _in_order(value: Any, *, sets: bool, in_default: bool = False) -> Any:
 def _member(key: str, item: Any, *, sets: bool, in_default: bool) -> Any:
     if in_default or key == "default":
         return _in_order(item, sets=sets, in_default=True)
+    if key == "examples" and isinstance(item, list):
+        return [_in_order(one, sets=sets, in_default=True) for one in item]
+    if key in _OF_NAMES and isinstance(item, Mapping):
+        return {name: _in_order(each, sets=sets) for name, each in item.items()}
     if key == "required" and isinstance(item, list):
         return sorted(item)
     return _words(item) if key == "description" and isinstance(item, str) else _in_order(item, sets=sets)

@@ -14,6 +14,7 @@ from agentq.errors import (
     RunNotHeldError,
     WaitTimeoutError,
 )
+from agentq.facts import START_WORKER
 from agentq.inputs import checked_by, checked_limits, shown_name, whoami
 from agentq.link import Link
 from agentq.messages import Message
@@ -26,7 +27,7 @@ from agentq.why import Why
 
 logger = logging.getLogger(__name__)
 
-_NO_WORKER_SECS = 3.0
+_NO_WORKER_SECS = 1.0
 
 
 class Handle:
@@ -69,13 +70,14 @@ class Handle:
                 if asks or result.stop_reason not in (None, "needs_approval"):
                     return result
             waited = time.monotonic() - started
-            if timeout is not None and waited >= timeout:
+            is_over = timeout is not None and waited >= timeout
+            if not warned and (is_over or waited > _NO_WORKER_SECS):
+                warned = True
+                self._warn_of_standstill()
+            if is_over:
                 raise WaitTimeoutError(
                     f"run {self.id} is still {status} after {timeout:g} s; it goes on", run_id=self.id
                 )
-            if waited > _NO_WORKER_SECS and not warned:
-                warned = True
-                self._warn_of_standstill()
             left = float("inf") if timeout is None else timeout - waited
             time.sleep(min(pause, max(left, 0.001)))
             pause = min(pause * 1.3, 0.25)
@@ -91,7 +93,7 @@ class Handle:
         if run.outdated_at is not None:
             logger.warning("run %s is held, as its agent has changed; see: agentq why %s", self.id, self.id)
         if not any(self.client.settings.queue in worker.queues for worker in workers):
-            logger.warning("run %s waits: no worker is running; start one with: agentq worker", self.id)
+            logger.warning("run %s waits: no worker is running; start one with: %s", self.id, START_WORKER)
 
     def result(self) -> Result:
         """The result as it is now; raises as ``wait`` does where the run failed or was cancelled."""
@@ -124,7 +126,11 @@ class Handle:
     def events(self, *, after: int = 0, follow: bool = True, timeout: float | None = None) -> Iterator[Event]:
         """Events from number ``after`` + 1 on, then new ones until the run has ended or waits for a person.
 
-        ``follow=False`` stops at the newest; ``timeout`` bounds the wait in seconds. Raises RunNotFoundError.
+        Numbers have no gaps, and all are kept as long as the run is. Of an agent with ``stream=True`` there are
+        ``model.delta``, a piece of a reply: ``data`` has its ``seq`` (the step's), ``kind`` ("text", "reasoning", or
+        "arguments" with ``call``, its number, and ``tool``) and ``text``; and ``model.reset``, which takes back all
+        that was shown of the step so far. ``follow=False`` stops at the newest; ``timeout`` bounds the wait in
+        seconds. Raises RunNotFoundError.
         """
         give_up = float("inf") if timeout is None else time.monotonic() + timeout
         while True:
@@ -174,7 +180,8 @@ class Handle:
             adopted = outdated.adopt_run(connection, self.id, by=shown_name(by or whoami()))
         if adopted is None:
             run = self.run()
-            raise RunNotHeldError(f"run {self.id} is {run.status}, and not held because its agent has changed")
+            hint = "" if run.is_terminal else f"; what it waits for says: agentq why {self.id}"
+            raise RunNotHeldError(f"run {self.id} is {run.status}, and not held because its agent has changed{hint}")
 
     def approvals(self, *, status: str | None = "pending") -> list[Approval]:
         """The calls of the run, and of its sub-agents' runs, that wait for a person; None: the decided ones too."""

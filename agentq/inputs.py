@@ -11,13 +11,14 @@ from agentq.agent import make_limits
 from agentq.content import File, Image, check_together, joined
 from agentq.errors import ConfigError, ContentError
 from agentq.limits import LONGEST_SECS, Limits
-from agentq.results import to_json
+from agentq.results import given_json, to_json
 from agentq.text import clean, cut
 from agentq.wire import RANKS
 
 MAX_KEY_CHARS = 200
 MAX_DAYS = 36_500.0
 MAX_PLACES = 1_000_000
+MAX_PAGE = 2**31 - 1
 MAX_REASON_CHARS = 4_000
 
 
@@ -40,6 +41,9 @@ def checked_message(given: object) -> Said:
         if not isinstance(part, str | Image | File):
             problem = f"part {number} of the message is a text, an Image or a File, not {_named(part)}"
             raise ContentError(problem, part=number, problem="wrong_type")
+        if not isinstance(part, str) and not part.sha256 and not part.url:
+            problem = f"part {number} of the message has neither bytes nor a URL; make it with from_bytes or from_url"
+            raise ContentError(problem, part=number, problem="empty")
     text, media = joined(given)
     if not media:
         return {"text": checked_text(text), "media": ()}
@@ -80,7 +84,7 @@ def json_object(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
     if not value:
         return {}
     try:
-        found = to_json(dict(value))
+        found = given_json(dict(value))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{what} must be a JSON object: {error}") from error
     return dict(found)
@@ -155,6 +159,14 @@ def checked_days(days: Any) -> float:
     if isinstance(days, bool) or not isinstance(days, int | float) or not 0 < days < MAX_DAYS:
         raise ConfigError(f"keep_days is a positive number of days, not {days!r}")
     return float(days)
+
+
+def checked_page(limit: Any) -> int:
+    """How many rows of a list at most."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ConfigError(f"limit is a positive number, not {limit!r}")
+    # More is all there is.
+    return min(limit, MAX_PAGE)
 
 
 def checked_priority(priority: Any) -> int:

@@ -25,13 +25,27 @@ def take_in(link: Link, new: Sequence[NewRun], connection: Any = None) -> list[s
     if connection is None:
         return _in_ours(link, new)
     theirs = callers.of(connection, link.database)
-    has_media = any(run.media for run in new)
-    theirs.check(has_media=has_media)
+    theirs.check(has_media=any(run.media for run in new))
+    known = _steered_before(link, new)
+    unknown = [run for run in new if run.idempotency_key not in known]
+    ids = iter(_in_theirs(link, theirs, unknown) if unknown else ())
+    return [known.get(run.idempotency_key) or next(ids) for run in new]
+
+
+def _in_theirs(link: Link, theirs: Callers, new: Sequence[NewRun]) -> list[str]:
     # Nothing in it waits for a line, whose others would wait for the caller's commit then.
-    with theirs.undone_if_refused() if has_media else nullcontext():
+    with theirs.undone_if_refused() if any(run.media for run in new) else nullcontext():
         ids = _write(link, theirs, new, "guest")
     tell_after_commit(link, theirs, new, ids)
     return ids
+
+
+def _steered_before(link: Link, new: Sequence[NewRun]) -> dict[str | None, str]:
+    """By key. Their role may not read what this asks for."""
+    if all(run.idempotency_key is None for run in new):
+        return {}
+    with link.database.autocommit() as connection:
+        return enqueue.steered(connection, new)
 
 
 def _in_ours(link: Link, new: Sequence[NewRun]) -> list[str]:

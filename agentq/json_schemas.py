@@ -20,23 +20,23 @@ class ProblemsError(Exception):
 class JsonSchema:
     """A checked JSON schema, of any draft (2020-12 where it does not say). It refers to nothing but itself."""
 
-    def __init__(self, schema: Mapping[str, Any], where: str) -> None:
+    def __init__(self, schema: Mapping[str, Any], where: str, what: str = "output") -> None:
         library = _library(where)
         try:
             self.schema: dict[str, Any] = json.loads(json.dumps(dict(schema), allow_nan=False))
             kind = library.validators.validator_for(self.schema, default=library.Draft202012Validator)
             kind.check_schema(self.schema)
         except Exception as error:
-            raise ConfigError(f"{where}: output is not a JSON schema: {first_line(error)}") from error
+            raise ConfigError(f"{where}: {what} is not a JSON schema: {first_line(error)}") from error
         for ref in _references(self.schema):
             if not ref.startswith("#"):
-                raise ConfigError(f"{where}: output refers to {ref!r}; put that under $defs and refer to '#/$defs/…'")
+                raise ConfigError(f"{where}: {what} refers to {ref!r}; put that under $defs and refer to '#/$defs/…'")
         # A registry of its own keeps the library from fetching anything.
         self._validator = kind(self.schema, registry=import_module("referencing").Registry())
         try:
             next(self._validator.iter_errors(None), None)
         except Exception as error:
-            raise ConfigError(f"{where}: output is not a JSON schema: {first_line(error)}") from error
+            raise ConfigError(f"{where}: {what} is not a JSON schema: {first_line(error)}") from error
 
     def check(self, value: Any) -> None:
         """Raises ProblemsError with one line a problem."""

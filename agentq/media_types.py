@@ -44,6 +44,7 @@ _ENDINGS = {
 }
 _SAME = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "application/x-pdf": PDF}
 _FORM = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}/[a-z0-9][a-z0-9.+-]{0,99}")
+_UNREADABLE = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 _TEXT = re.compile(
     r"text/.+|.+\+(json|xml|yaml)"
     r"|application/(json|x-ndjson|xml|yaml|x-yaml|toml|sql|javascript|x-javascript|x-sh|x-python)"
@@ -65,6 +66,19 @@ def by_beginning(data: bytes) -> str | None:
     return next((media_type for beginning, media_type in _BEGINNINGS if data.startswith(beginning)), None)
 
 
+def may_be(data: bytes, media_type: str) -> bool:
+    """Whether data begins as a type must that has one beginning: the images of IMAGES and PDF."""
+    if media_type == PDF:
+        # Readers look for it so far, and some writers put something before it.
+        return b"%PDF-" in data[:1024]
+    return media_type not in IMAGES or by_beginning(data) == media_type
+
+
+def is_sure(media_type: str) -> bool:
+    """Whether data of this type cannot be text of another kind, where a name says it."""
+    return media_type == PDF or media_type in IMAGES or is_text(media_type)
+
+
 def by_name(name: str) -> str | None:
     """The type that the end of a file's name, or of a URL's path, stands for."""
     _, dot, ending = name.rpartition(".")
@@ -77,6 +91,11 @@ def by_name(name: str) -> str | None:
 def is_text(media_type: str) -> bool:
     """Whether data of this type is for reading."""
     return _TEXT.fullmatch(media_type) is not None
+
+
+def is_readable(text: str | None) -> bool:
+    """Whether it is a text that people write, without what is for machines."""
+    return text is not None and not _UNREADABLE.search(text)
 
 
 def as_text(data: bytes) -> str | None:

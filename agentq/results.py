@@ -4,7 +4,7 @@ import base64
 import dataclasses
 import json
 from collections import deque
-from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, Set, ValuesView
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -17,13 +17,14 @@ from typing import Any
 from uuid import UUID
 
 from pydantic import BaseModel, SecretBytes, SecretStr
+from pydantic_core import PydanticSerializationError
 
-from agentq.content import File, Image, check_together, joined
+from agentq.content import WITHOUT_MEDIA, File, Image, check_together, joined
 from agentq.errors import ContentError
 from agentq.limits import MAX_RESULT_CHARS
 from agentq.text import clean, cut
 
-_AS_TEXT = (Decimal, UUID, PurePath, Fraction, complex, SecretStr, SecretBytes)
+_AS_TEXT = (UUID, PurePath, Fraction, complex, SecretStr, SecretBytes)
 _MAX_DEPTH = 100
 _MAX_BITS = 13_288
 
@@ -81,6 +82,35 @@ def to_json(value: Any, _above: tuple[int, ...] = ()) -> Any:
     raise TypeError(f"a value of type {type(value).__name__} has no JSON form")
 
 
+class _NoNumber(str):
+    """The name of a number that JSON does not have, in its place."""
+
+    __slots__ = ()
+
+
+def given_json(value: Any) -> Any:
+    """``to_json`` of what somebody gives with a run or a decision, which is read as data and not as text.
+
+    Raises TypeError for NaN and infinities as well: a tool would get their names where it takes a number.
+    """
+    form = to_json(value)
+    for path, name in _no_numbers(form):
+        raise TypeError(f"{path or 'the value'} is {name}, and JSON has no such number")
+    return form
+
+
+def _no_numbers(form: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(form, _NoNumber):
+        yield path, form
+    elif isinstance(form, dict):
+        for key, item in form.items():
+            yield from _no_numbers(key, f"a key of {path or 'the value'}")
+            yield from _no_numbers(item, f"{path}.{key}" if path else key)
+    elif isinstance(form, list):
+        for number, item in enumerate(form):
+            yield from _no_numbers(item, f"{path}[{number}]")
+
+
 def _readable(value: int | None) -> int | None:
     # Python writes and reads no number of more than 4,300 digits: stored, it would make its row unreadable.
     if value is not None and value.bit_length() > _MAX_BITS:
@@ -99,7 +129,11 @@ def _dumps(value: Any) -> str:
 def _float(value: float, _: tuple[int, ...]) -> Any:
     if isfinite(value):
         return value
-    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return _NoNumber("NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity")
+
+
+def _decimal(value: Decimal, _: tuple[int, ...]) -> str:
+    return str(value) if value.is_finite() else _NoNumber(value)
 
 
 def _bytes(value: bytes | bytearray | memoryview, _: tuple[int, ...]) -> str:
@@ -142,20 +176,26 @@ def _order(item: Any) -> tuple[str, float, str]:
     return (type(item).__name__, number, json.dumps(item, sort_keys=True))
 
 
-def _media(value: Image | File, _: tuple[int, ...]) -> Any:
-    raise TypeError(f"{value} has no JSON form; a tool may return it by itself, or in a list")
+def _model(value: BaseModel, above: tuple[int, ...]) -> Any:
+    try:
+        dumped = value.model_dump(context=WITHOUT_MEDIA)
+    except PydanticSerializationError as error:
+        if isinstance(error.__cause__, TypeError):
+            raise error.__cause__ from None
+        raise
+    return to_json(dumped, above)
 
 
 _FORMS: tuple[tuple[Any, Callable[[Any, tuple[int, ...]], Any]], ...] = (
     (Enum, lambda value, above: to_json(value.value, above)),
     (float, _float),
+    (Decimal, _decimal),
     ((datetime, date, time), lambda value, _: value.isoformat()),
     (timedelta, lambda value, _: value.total_seconds()),
     (_AS_TEXT, lambda value, _: str(value)),
     ((bytes, bytearray, memoryview), _bytes),
-    ((Image, File), _media),
     # A root model, or one with a serializer of its own, is whatever that gives.
-    (BaseModel, lambda value, above: to_json(value.model_dump(), above)),
+    (BaseModel, _model),
     (Mapping, _mapping),
     ((Sequence, deque, KeysView, ValuesView, ItemsView), _list),
     (GeneratorType, _generator),

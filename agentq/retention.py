@@ -1,5 +1,6 @@
 """Keep what happened for so long and no longer: ended runs and idle threads are deleted, in small transactions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentq.storage import blobs, retention, threads
@@ -25,27 +26,33 @@ def purge(database: Database, *, keep_days: float) -> Purged:
     What waits or works is left alone, however old, and so is a thread with it as a whole. Any number of processes may
     do it at the same time, and one that dies has deleted what it had done.
     """
-    keep_secs, after = keep_days * DAY_SECS, ""
+    keep_secs = keep_days * DAY_SECS
     runs = gone = 0
-    while True:
+    after: str | None = ""
+    while after is not None:
         with database.transaction() as connection:
             page = retention.page(connection, keep_secs=keep_secs, after=after)
-            over = retention.over_threads(connection, page.threads, keep_secs=keep_secs)
             runs += retention.delete_runs(connection, page.runs, keep_secs=keep_secs)
-            runs += threads.delete(connection, over) if over else 0
-        gone += len(over)
-        if page.last is None:
-            break
-        after = page.last
+        deleted = _delete_threads(database, page.threads, keep_secs=keep_secs)
+        runs, gone, after = runs + deleted.runs, gone + deleted.threads, page.last
     after = ""
-    while True:
-        with database.transaction() as connection:
+    while after is not None:
+        with database.autocommit() as connection:
             bare = retention.bare_threads(connection, keep_secs=keep_secs, after=after)
-            # One of them may have got its first message since that was read.
-            over = retention.over_threads(connection, bare, keep_secs=keep_secs)
+        # One of them may have got its first message since that was read.
+        deleted = _delete_threads(database, bare, keep_secs=keep_secs)
+        runs, gone, after = runs + deleted.runs, gone + deleted.threads, bare[-1] if bare else None
+    # Also those of one that died before it came to them.
+    return Purged(runs, gone, blobs.delete_unreferenced(database))
+
+
+def _delete_threads(database: Database, thread_ids: Sequence[str], *, keep_secs: float) -> Purged:
+    """A few at a time: a message on one of them, or on one that turns out to live, waits for no more than these."""
+    runs = gone = 0
+    for at in range(0, len(thread_ids), retention.FEW):
+        with database.transaction() as connection:
+            few = thread_ids[at : at + retention.FEW]
+            over = retention.over_threads(connection, few, keep_secs=keep_secs)
             runs += threads.delete(connection, over) if over else 0
         gone += len(over)
-        if not bare:
-            break
-        after = bare[-1]
-    return Purged(runs, gone, blobs.delete_unreferenced(database) if runs or gone else 0)
+    return Purged(runs, gone)

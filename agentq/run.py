@@ -194,6 +194,7 @@ class Ending:
 class Approval:
     """A call that waits for, or got, a person's decision. ``arguments`` is the JSON text the model sent.
 
+    ``id`` is its own, also where a call is asked about twice, or a model gives one ``call_id`` to several calls.
     ``kind`` is what is asked: ``"approval"``, may it run; ``"outcome"``, did it take effect before its worker was lost;
     ``"deferred"``, the result of a call that was handed to the outside.
     ``idempotency_key`` is the one its tool gets, or got: what to look for at the destination. ``question`` is what the
@@ -220,6 +221,7 @@ class Approval:
     sticky: bool = False
     expires_at: datetime | None = None
     on_expiry: OnExpiry = "report"
+    id: str = ""
 
 
 @dataclass(frozen=True)

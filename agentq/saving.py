@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
@@ -17,9 +17,10 @@ from agentq.outcomes import Cancelled, Transition
 from agentq.run import ApprovalKind, OpenCall, Progress, Snapshot
 from agentq.services import Services
 from agentq.steering import go_on_with
+from agentq.steps.review import reject
 from agentq.steps.tool_batch import CallDone
-from agentq.storage import approvals, blobs, calls, children, commits, endings, enqueue, inbox, line, steps
-from agentq.storage.approvals import Question
+from agentq.storage import approvals, blobs, calls, children, commits, control, endings, enqueue, inbox, line, steps
+from agentq.storage.approvals import Answer, Question
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested, Next, Steered
 from agentq.storage.enqueue import NewRun
@@ -58,6 +59,10 @@ class CallEnd:
         return [wake_up for wake_up in (self.next, self.last) if wake_up is not None]
 
 
+class _EndsEarly(Exception):
+    """The run ends while calls are out: it is to be done again, with the claims refused before anything is written."""
+
+
 class Saver:
     """Commits of one process. Each is one transaction, fenced by the lease it is given."""
 
@@ -68,7 +73,7 @@ class Saver:
         self,
         token: UUID,
         transition: Transition,
-        event: NewEvent,
+        events: list[NewEvent],
         questions: Mapping[int, Question],
         *,
         stays: bool = False,
@@ -88,7 +93,7 @@ class Saver:
                 try:
                     with self._enough_for(wanted) as connection:
                         blobs.put(connection, media)
-                        saved = self.apply(connection, wanted, token, [event], **options)
+                        saved = self.apply(connection, wanted, token, events, **options)
                         blobs.refer(connection, ("run_id", transition.snapshot.run_id, media))
                         return saved
                 except CancelRequested:
@@ -144,36 +149,60 @@ class Saver:
         """
         event = NewEvent("call", {"index": ref.index} | data | done.data | call_data(done.result))
 
-        def attempt() -> tuple[CallEnd, Snapshot]:
+        def save(*, refuses: bool) -> tuple[CallEnd, Snapshot]:
             with self._services.database.transaction() as connection:
                 blobs.put(connection, done.result.media)
-                return self._finish(connection, ref, done, token, event, lane=lane, used=used)
+                if refuses:
+                    calls.refuse_claims(connection, ref.run_id)
+                return self._finish(connection, ref, done, token, event, refuses=refuses, lane=lane, used=used)
+
+        def attempt() -> tuple[CallEnd, Snapshot]:
+            with suppress(_EndsEarly):
+                return save(refuses=done.ends is not None)
+            return save(refuses=True)
 
         end, snapshot = self._patiently(attempt)
         self.send(list(end.let_in))
         return end, snapshot
 
-    def ask(self, claimed: ClaimedCall, asked: Question, data: dict[str, Any]) -> CallEnd:
+    def ask(self, claimed: ClaimedCall, asked: Question, data: dict[str, Any]) -> tuple[CallEnd, Snapshot]:
         """Put a call of a batch before a person. Raises LeaseLost when it is not ours, and CancelRequested."""
         event = NewEvent(
             "approval.requested", {"index": claimed.call.index} | data | _question(claimed.call, asked.kind)
         )
 
-        def attempt() -> CallEnd:
+        def attempt() -> tuple[CallEnd, Snapshot]:
             with self._services.database.transaction() as connection:
-                after = calls.ask(connection, claimed, asked, event=event)
-                patience = self._services.patience_secs
-                following = calls.announce_next(connection, claimed.snapshot, patience_secs=patience)
-                return CallEnd(next=following, let_in=tuple(self.in_line(connection, after, [])))
+                after, answer = calls.ask(connection, claimed, asked, event=event)
+                if answer is None:
+                    wake_ups = self.in_line(connection, after, [])
+                else:
+                    wake_ups, after = self._settle_at_once(connection, after, claimed.call, answer)
+                following = None
+                if answer is None or answer.status == "rejected":
+                    patience = self._services.patience_secs
+                    following = calls.announce_next(connection, claimed.snapshot, patience_secs=patience)
+                return CallEnd(next=following, let_in=tuple(wake_ups)), after
 
-        end = self._patiently(attempt)
+        end, snapshot = self._patiently(attempt)
         self.send(list(end.let_in))
-        return end
+        return end, snapshot
+
+    def _settle_at_once(
+        self, connection: Connection, snapshot: Snapshot, call: OpenCall, answer: Answer
+    ) -> tuple[list[WakeUp], Snapshot]:
+        """A call that was just put before a person, by a decision that was made meanwhile for the rest of the run."""
+        decided = {"call_id": call.call_id, "decision": answer.status, "by": answer.decided_by, "sticky": True}
+        control.note(connection, snapshot.run_id, [NewEvent("approval.decided", decided)])
+        result = reject(call, answer.reason) if answer.status == "rejected" else None
+        return self.settle_asked(connection, snapshot, call, result)
 
     def settle_asked(
         self, connection: Connection, snapshot: Snapshot, call: OpenCall, result: ToolResult | None
     ) -> tuple[list[WakeUp], Snapshot]:
-        """In the caller's transaction: the result a person gave for a call, or None to let it run again."""
+        """In the caller's transaction, which has the run's row locked: the result a person gave for a call, or None to
+        let it run again.
+        """
         if result is None:
             again = calls.restart(connection, snapshot, call, patience_secs=self._services.patience_secs)
             goes_on = replace(snapshot, status="running")
@@ -182,7 +211,7 @@ class Saver:
             return wake_ups, replace(goes_on, has_place=goes_on.has_place or is_let_in)
         ref = CallRef(snapshot.run_id, snapshot.turn, call.index)
         event = NewEvent("call", {"index": call.index} | call_data(result))
-        end, after = self._finish(connection, ref, CallDone(result), None, event, was_asked=True)
+        end, after = self._finish(connection, ref, CallDone(result), None, event, refuses=True, was_asked=True)
         return [*end.wake_ups, *end.let_in], after
 
     def in_line(self, connection: Connection, run: Snapshot, wake_ups: list[WakeUp]) -> list[WakeUp]:
@@ -191,7 +220,7 @@ class Saver:
             return wake_ups
         return line.go_on(connection, run, wake_ups, patience_secs=self._services.patience_secs)
 
-    def _finish(
+    def _finish(  # noqa: PLR0913 - what a call's end may bring
         self,
         connection: Connection,
         ref: CallRef,
@@ -199,16 +228,18 @@ class Saver:
         token: UUID | None,
         event: NewEvent,
         *,
+        refuses: bool,
         was_asked: bool = False,
         lane: Lane | None = None,
         used: Usage | None = None,
     ) -> tuple[CallEnd, Snapshot]:
+        """``refuses``: the run's row is locked against claims. Raises _EndsEarly where it has to be, and is not."""
         finished = calls.finish(connection, ref, done.result, token=token, event=event, was_asked=was_asked, used=used)
         snapshot = finished.snapshot
         blobs.refer(connection, ("run_id", ref.run_id, done.result.media))
         is_ending = snapshot.cancel_requested or done.ends is not None
-        if is_ending and finished.open_calls > 0:
-            calls.refuse_claims(connection, ref.run_id)
+        if is_ending and finished.open_calls > 0 and not refuses:
+            raise _EndsEarly
         if is_ending or finished.open_calls == 0:
             outcome = Cancelled() if snapshot.cancel_requested else done.as_last()
             transition = decide(calls.with_calls(connection, snapshot), outcome)

@@ -12,6 +12,7 @@ from agentq.dispatch import Dispatcher
 from agentq.heartbeat import Heartbeat
 from agentq.providers.base import Provider
 from agentq.storage.database import Database
+from agentq.streams import Streams
 from agentq.transcripts import Transcripts
 
 
@@ -52,6 +53,11 @@ class Services:
     def blobs(self) -> BlobCache:
         """What this process knows of images and files."""
         return BlobCache(self.database)
+
+    @cached_property
+    def streams(self) -> Streams:
+        """The replies that this process shows while they are written."""
+        return Streams(self.database)
 
     @property
     def patience_secs(self) -> float:

@@ -107,7 +107,7 @@ def tool(
         if title == "__call__":
             raise ConfigError(f"a tool made of an object needs a name: tool(name=...)({type(wrapped).__name__} object)")
         check_name("tool", title)
-        _check_options(title, timeout, queue, inline=inline)
+        check_options(title, timeout, queue, inline=inline)
         parameters = Parameters(wrapped, title)
         rule, probe = checked_rule(title, on_unknown, parameters, idempotent=idempotent)
         return Tool(
@@ -130,7 +130,8 @@ def _check_function(given: object) -> None:
         raise ConfigError(f"a tool is made of a function, not of {given!r}")
 
 
-def _check_options(tool_name: str, timeout: object, queue: object, *, inline: object) -> None:
+def check_options(tool_name: str, timeout: object, queue: object, *, inline: object) -> None:
+    """Raises ConfigError for options that contradict each other or are none."""
     if timeout is not None and not is_duration(timeout):
         raise ConfigError(f"tool {tool_name!r}: timeout must be a positive number of seconds, not {timeout!r}")
     if queue is not None and not (isinstance(queue, str) and _QUEUE.fullmatch(queue)):

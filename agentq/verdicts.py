@@ -11,7 +11,7 @@ from agentq.arguments import ArgumentsError, Parameters
 from agentq.errors import ConfigError
 from agentq.inputs import json_object, shown_reason
 from agentq.messages import ToolResult
-from agentq.results import to_text
+from agentq.results import given_json, to_text
 from agentq.run import Approval, ApprovalKind, ApprovalStatus, OpenCall
 from agentq.steps.review import reject
 from agentq.steps.tool_batch import interrupted
@@ -116,7 +116,7 @@ def _check_fit(parameters: Parameters, call: Approval | OpenCall, changed: str) 
 
 def _as_text(result: Any) -> str:
     try:
-        return to_text(result)
+        return to_text(given_json(result))
     except TypeError as error:
         raise ConfigError(f"the result has no JSON form: {error}") from error
 

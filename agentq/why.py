@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from agentq.facts import ApprovalFacts, CallFacts, EventFacts, Fleet, RunFacts
+from agentq.facts import START_WORKER, ApprovalFacts, CallFacts, EventFacts, Fleet, RunFacts
 from agentq.limits import MAX_LANES
 from agentq.run import Phase, Status
 
@@ -227,7 +227,7 @@ def can_cancel(run: RunFacts) -> bool:
 
 def _sweep(scene: Scene, does: str) -> str:
     if scene.fleet.is_empty:
-        return "start one: agentq worker --agents PLACES"
+        return f"start one: {START_WORKER}"
     return f"the sweep of any running worker {does}"
 
 

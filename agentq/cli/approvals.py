@@ -21,12 +21,25 @@ def approvals() -> None:
 @approvals.command()
 @click.option("--run", "run_id", metavar="RUN", help="Only calls of this run.")
 @click.option("--all", "decided_too", is_flag=True, help="Those already decided too.")
+@options.limit
+@click.option("--after", metavar="ID", help="The page after this one: the id of the last call you have seen.")
 @options.as_json
 @click.pass_obj
-def ls(given: dict[str, Any], /, *, run_id: str | None, decided_too: bool, as_json: bool) -> None:
+def ls(
+    given: dict[str, Any],
+    /,
+    *,
+    run_id: str | None,
+    decided_too: bool,
+    limit: int,
+    after: str | None,
+    as_json: bool,
+) -> None:
     """List waiting calls, the oldest first."""
+    status = None if decided_too else "pending"
     with options.reading_client(given) as client:
-        found = client.approvals(run_id=run_id, status=None if decided_too else "pending")
+        found = client.approvals(run_id=run_id, status=status, after=after, limit=limit + 1)
+        found = options.page(found, limit, "--after")
         if run_id is not None and not found:
             # To tell a run that asks nothing from one that is not there.
             client.handle(run_id).status()

@@ -20,6 +20,7 @@ from agentq.cli.stuck import told_of
 from agentq.cli.worker import services
 from agentq.config import Settings, unknown_variables
 from agentq.errors import AgentqError
+from agentq.facts import EXAMPLE
 from agentq.rabbitmq_queues import knows_priorities
 from agentq.registry import load_agents
 from agentq.storage import migrate, queries
@@ -220,7 +221,7 @@ def _queues(site: Site) -> Sequence[Finding]:
     for queue in (steps, *tools):
         consumers = sum(queue in worker.queues for worker in workers if _silence(worker) <= SILENCE_SECS)
         only = "" if queue == steps else " --only tools" + ("" if queue == tools[0] else f" --queues {queue}")
-        fix = f"agentq worker{only} --agents PLACES"
+        fix = f"agentq worker{only} --agents {site.settings.agents or EXAMPLE}"
         if consumers:
             findings.append(Finding("OK", "queues", f"{queue}: {count(consumers, 'worker')}"))
         else:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -16,8 +16,12 @@ from agentq.cli.program import say
 from agentq.client import Client
 from agentq.config import Settings, load, unknown_variables
 from agentq.errors import ConfigError
+from agentq.facts import START_WORKER
 from agentq.providers.registry import missing_key
 from agentq.registry import load_agents
+from agentq.run import Approval, Run
+
+T = TypeVar("T", Run, Approval)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout: one object, or one a line for lists.")
 agents = click.option(
@@ -57,7 +61,7 @@ def reading_client(given: Mapping[str, Any]) -> Iterator[Client]:
     if settings.database_url is None and not embedded.exists(settings.home):
         raise ConfigError(
             f"there is no embedded database in {_shown(settings.home)} yet; "
-            "start one with agentq worker, or set AGENTQ_DATABASE_URL"
+            f"start one with {START_WORKER}, or set AGENTQ_DATABASE_URL"
         )
     with client(given) as opened:
         yield opened
@@ -82,6 +86,17 @@ def _pairs(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
         if not key or not separator:
             raise click.BadParameter(f"{key + separator + text!r} is not KEY=VALUE")
     return {key: text for key, _, text in pairs}
+
+
+limit = click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+
+
+def page(found: list[T], limit: int, option: str) -> list[T]:
+    """What is shown of a list of which one more was read than that: where it goes on, that is said on stderr."""
+    shown = found[:limit]
+    if len(found) > limit:
+        say(f"there are more; for the next page add {option} {shown[-1].id}")
+    return shown
 
 
 tags = click.option("--tag", "tags", multiple=True, callback=_pairs, metavar="KEY=VALUE", help="Repeat it for more.")

@@ -125,12 +125,13 @@ def _silence() -> Iterator[None]:
 
 @contextmanager
 def _timeline(handle: Handle) -> Iterator[None]:
-    """Follow the run's events on stderr, beside the wait that knows about timeouts and missing workers."""
+    """Follow the run's events, and what its model writes, beside the wait that knows about timeouts and no workers."""
 
     def follow() -> None:
+        screen = timeline.Screen()
         try:
             for event in handle.events():
-                click.echo(timeline.line(event), err=True)
+                screen.show(event)
         except AgentqError:
             return  # the wait says what is wrong
 

@@ -9,7 +9,9 @@ from pydantic_core import to_json
 from agentq.cli import options, timeline
 from agentq.cli.messages import print_messages
 from agentq.cli.output import age, approval_json, count, local, paint_status, print_json, print_table
+from agentq.cli.program import say
 from agentq.cli.run import print_approvals
+from agentq.errors import AgentqError, RunNotFoundError, RunNotHeldError
 from agentq.handle import Handle
 from agentq.run import Run, Status
 
@@ -24,16 +26,16 @@ def runs() -> None:
 @click.option("--agent", help="Only runs of this agent.")
 @options.tags
 @click.option("--outdated", is_flag=True, help="Only those that are held because their agent has changed.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+@options.limit
 @click.option("--before", metavar="RUN", help="The page after this one: the last run you have seen.")
 @options.as_json
 @click.pass_obj
-def ls(given: dict[str, Any], /, *, as_json: bool, **filters: Any) -> None:
+def ls(given: dict[str, Any], /, *, as_json: bool, limit: int, **filters: Any) -> None:
     """List runs, the newest first."""
     with options.reading_client(given) as client:
         if filters["before"]:
             client.handle(filters["before"]).status()
-        found = client.runs(**filters)
+        found = options.page(client.runs(**filters, limit=limit + 1), limit, "--before")
     if as_json:
         for run in found:
             print_json(run)
@@ -129,7 +131,9 @@ def _place(run: Run) -> str | None:
 def _print_events(handle: Handle) -> None:
     click.echo()
     for event in handle.events(follow=False):
-        click.echo(timeline.line(event))
+        # What it says in the end is in the conversation.
+        if event.type != "model.delta":
+            click.echo(timeline.line(event))
 
 
 def _print_outcome(run: Run) -> None:
@@ -177,6 +181,18 @@ def adopt(given: dict[str, Any], /, *, run_ids: tuple[str, ...], agent: str | No
     with options.reading_client(given) as client:
         if agent:
             click.echo(f"{count(client.adopt(agent), 'run')} of {agent} adopted")
-        for run_id in run_ids:
-            client.handle(run_id).adopt()
-            click.echo(f"run {run_id} goes on with the new code")
+        refused = [error for run_id in run_ids if (error := _adopt(client.handle(run_id))) is not None]
+    for error in refused[:-1]:
+        say(str(error))
+    if refused:
+        raise refused[-1]
+
+
+def _adopt(handle: Handle) -> AgentqError | None:
+    """Why it cannot be: a worker with the old code may have come to it meanwhile, which is no matter of the others."""
+    try:
+        handle.adopt()
+    except (RunNotFoundError, RunNotHeldError) as error:
+        return error
+    click.echo(f"run {handle.id} goes on with the new code")
+    return None

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import click
+
 from agentq.cli.output import paint
 from agentq.run import Event
 
@@ -23,6 +25,24 @@ def line(event: Event, *, run: str | None = None, worker: Callable[[str], str] =
     if name := event.data.get("worker") or event.data.get("lost_worker"):
         parts.append(paint(f"[{worker(name)}]", dim=True))
     return "  ".join(part for part in parts if part.strip())
+
+
+class Screen:
+    """Events of one run on stderr, with replies in full as they are written."""
+
+    def __init__(self) -> None:
+        self._is_writing = False
+
+    def show(self, event: Event) -> None:
+        if event.type == "model.delta":
+            if event.data.get("kind") == "text":
+                click.echo(event.data["text"], nl=False, err=True)
+                self._is_writing = True
+            return
+        if self._is_writing:
+            click.echo(err=True)
+            self._is_writing = False
+        click.echo(line(event), err=True)
 
 
 def _title(event: Event) -> str:
@@ -67,6 +87,7 @@ _WORDS: dict[str, Words] = {
     "step": _step,
     "call": _step,
     "step.failed": lambda data: f"{data.get('phase')} failed with {data.get('error')}, tried again",
+    "model.reset": lambda _: "what was written of this reply is taken back",
     "step.recovered": lambda data: f"the {data.get('phase')} step goes on: its worker was lost",
     "approval.requested": lambda data: f"{data.get('tool')}  {data.get('call_id')}{_asks(data)}",
     "approval.decided": lambda data: f"{_decision(data)} by {data.get('by')}  {data.get('call_id')}",
@@ -77,6 +98,7 @@ _WORDS: dict[str, Words] = {
 }
 _COLOURS = {
     "step.failed": "red",
+    "model.reset": "magenta",
     "step.recovered": "magenta",
     "agent.changed": "yellow",
     "agent.held": "yellow",

@@ -15,6 +15,7 @@ from agentq.cli.program import say
 from agentq.cli.supervisor import supervise
 from agentq.config import Settings
 from agentq.errors import ConfigError
+from agentq.facts import START_WORKER
 from agentq.link import start_embedded, with_embedded
 from agentq.registry import load_agents
 from agentq.storage import leases, migrate
@@ -56,7 +57,7 @@ def worker(
     settings = options.settings_of(ctx.obj, agents=places, **numbers)
     agents = load_agents(settings.agents)
     if not agents:
-        raise ConfigError("a worker needs agents: agentq worker --agents my_agents.py, or set AGENTQ_AGENTS")
+        raise ConfigError(f"a worker needs agents: {START_WORKER}, or set AGENTQ_AGENTS")
     with services(settings) as running:
         pools = make_pools(running, agents, only=only, queues=queues)
         check(running)

@@ -82,7 +82,10 @@ _UNSUPPORTED = re.compile(
     r"|at most 0 images?\b|missing data required for image|\bcontent must be a string"
     # What it could take if it were another one.
     r"|image (exceeds|dimensions? exceed)|could not process (image|pdf|document)|unsupported image"
-    r"|unable to process input image|cannot fetch content from the provided url|error while downloading",
+    r"|(error|timeout) while downloading|(failed|unable) to download (the )?(image|file)"
+    r"|invalid image|valid image\b|(image|pdf)( specified)? (is|was) not valid|image appears to be"
+    r"|unable to process input image|too many images|pdf specified is password protected|maximum of \d+ pdf pages"
+    r"|cannot fetch content from the provided url",
     re.IGNORECASE,
 )
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 from agentq.errors import ProviderError, ProviderFault
 from agentq.messages import AssistantMessage, Stop, ToolCall, ToolMessage, Usage
-from agentq.providers.base import ModelReply, ModelRequest
+from agentq.providers.base import Delta, ModelReply, ModelRequest
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ class Scripted:
     thread the replies of earlier runs count. A step is a final text, a ``Call``, a list of calls with or without text,
     a whole AssistantMessage, a ProviderError to raise, or a function of the request that gives one of these; a
     ``Fault`` belongs to the step after it. After the last step comes ``request_rejected``. The usage is a quarter of
-    the characters. ``delay_secs`` stands in for a slow server, ``log`` gets one JSON line a call.
+    the characters. ``delay_secs`` stands in for a slow server, ``log`` gets one JSON line a call. Streamed, a text
+    comes word by word in that time.
     """
 
     def __init__(
@@ -95,14 +97,27 @@ class Scripted:
         if self._log is not None:
             line = json.dumps({"step": number, "model": request.model, "pid": os.getpid()}) + "\n"
             _append(self._log, line.encode())
-        self._wait(request.timeout_secs)
+        if request.on_delta is None:
+            self._wait(request.timeout_secs)
         message = self._answer(number, request)
+        if request.on_delta is not None:
+            self._write(message, request.on_delta, request.timeout_secs)
         usage = Usage(input_tokens=_tokens(_read(request)), output_tokens=_tokens(_written(message)))
         return ModelReply(message, usage)
 
     def _wait(self, timeout_secs: float) -> None:
         if self._delay_secs > 0:
             time.sleep(min(self._delay_secs, timeout_secs))
+        if self._delay_secs > timeout_secs:
+            raise ProviderError("network", f"no complete answer from the script within {timeout_secs:g} s")
+
+    def _write(self, message: AssistantMessage, on_delta: Callable[[Delta], None], timeout_secs: float) -> None:
+        """Word by word, in the time that a slow server would take."""
+        deltas = [Delta("text", word) for word in re.findall(r"\s*\S+\s*", message.text)]
+        deltas += [Delta("arguments", call.arguments, n, call.name) for n, call in enumerate(message.calls)]
+        for delta in deltas:
+            time.sleep(min(self._delay_secs, timeout_secs) / len(deltas))
+            on_delta(delta)
         if self._delay_secs > timeout_secs:
             raise ProviderError("network", f"no complete answer from the script within {timeout_secs:g} s")
 

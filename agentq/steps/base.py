@@ -8,6 +8,7 @@ from agentq.context import RunContext
 from agentq.outcomes import Outcome
 from agentq.run import Snapshot
 from agentq.storage.approvals import Question
+from agentq.storage.journal import NewEvent
 from agentq.text import told
 
 T = TypeVar("T")
@@ -17,12 +18,15 @@ T = TypeVar("T")
 class Done:
     """A step's outcome, and what its event says beside phase and time (never prompts or results).
 
-    ``questions`` are what people are asked about calls, by their index.
+    ``questions`` are what people are asked about calls, by their index. ``before`` are events that come before its own,
+    behind so many that are ``streamed`` already.
     """
 
     outcome: Outcome
     data: dict[str, Any] = field(default_factory=dict)
     questions: dict[int, Question] = field(default_factory=dict)
+    before: list[NewEvent] = field(default_factory=list)
+    streamed: int = 0
 
 
 def is_stopped(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from agentq.errors import ContentError, ErrorInfo
 from agentq.hooks import EndRun, ModelView, Moment
 from agentq.limits import MAX_HOOKS_SECS
 from agentq.messages import AssistantMessage, Reasoning, ToolCall, ToolMessage, ToolResult, UserMessage
-from agentq.results import check_media, to_json, to_text
+from agentq.results import check_media, given_json, to_text
 from agentq.steps.base import guarded
 from agentq.steps.plan import needs_person
 from agentq.text import clean
@@ -211,7 +211,7 @@ def _changed_call(
     is_bound: bool,
 ) -> ToolCall:
     """Raises ArgumentsError or TypeError for arguments that nobody would want the tool to run with."""
-    changed = call.model_copy(update={"arguments": json.dumps(to_json(answer), ensure_ascii=False)})
+    changed = call.model_copy(update={"arguments": json.dumps(given_json(answer), ensure_ascii=False)})
     if tool := agent.tools.get(call.name):
         given = tool.parameters.parse(changed.arguments)
         if ctx.approved and is_bound and given != tool.parameters.parse(call.arguments):

@@ -28,11 +28,15 @@ from agentq.steps.answers import answers, structured
 from agentq.steps.base import Done, context, guarded
 from agentq.steps.hooked import Notes, after_model, before_model
 from agentq.steps.plan import plan, with_ids
+from agentq.streams import Stream
 from agentq.values import replace
 
 
-def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done:
-    """One call of the model whose turn it is; a provider's fault is an outcome, not an exception."""
+def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services, stream: Stream | None = None) -> Done:
+    """One call of the model whose turn it is; a provider's fault is an outcome, not an exception.
+
+    ``stream`` shows the reply while it is written.
+    """
     # A deploy may have shortened the list of fallback models meanwhile.
     chosen = agent.models[min(snapshot.progress.model_index, len(agent.models) - 1)]
     provider, model = services.resolve(chosen)
@@ -45,6 +49,7 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
         settings=agent.model_settings,
         output=output,
         timeout_secs=_bounded(snapshot, agent),
+        on_delta=stream.add if stream else None,
     )
     own, notes = request.messages[-snapshot.message_count :], Notes()
     if agent.listeners["before_model"]:
@@ -61,7 +66,11 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services) -> Done
     try:
         reply = _complete(provider, request, agent)
     except ProviderError as error:
+        if stream:
+            stream.settle(None)
         return Done(_failed(error, agent), data | {"error": error.code} | notes.data)
+    if stream:
+        stream.settle(reply.message.text)
     named = replace(reply, message=with_ids(reply.message, snapshot.turn + 1, own))
     return _replied(snapshot, agent, request, named, data, notes)
 

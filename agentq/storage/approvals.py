@@ -50,6 +50,11 @@ _REVIEW = text("""
             WHERE run_id = :run_id AND sticky ORDER BY tool, decided_at DESC, turn DESC, index DESC) s) AS standing
     FROM agentq.runs r JOIN agentq.journal j ON j.run = r.number AND j.number = r.reply WHERE r.id = :run_id
 """)
+# What holds for the rest of the run of one tool; for a statement that knows the run.
+STANDING = """(
+    SELECT json_build_object('status', s.status, 'decided_by', s.decided_by, 'reason', s.reason)
+    FROM agentq.approvals s WHERE s.run_id = :run_id AND s.tool = {tool} AND s.sticky
+    ORDER BY s.decided_at DESC, s.turn DESC, s.index DESC LIMIT 1)"""
 _OF_CALL = text("""
     SELECT edited, arguments_sha256,
         (status = 'approved' OR status = 'expired' AND on_expiry = 'approve')

@@ -7,6 +7,7 @@ anything else while it holds one alone, so nobody waits long for one.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from agentq.content import File, Image
 from agentq.errors import ContentError, ContentMissingError
@@ -15,6 +16,8 @@ from agentq.storage.rows import dump
 from agentq.storage.sql import Connection, Writer, text
 from agentq.storage.steps import BOUNDED
 
+# So many that nobody refers to are looked for at a time, under no lock.
+PAGE = 1_000
 # So many are deleted in a transaction.
 BATCH = 50
 
@@ -39,11 +42,11 @@ _REFER = text("""
 """)
 _LOAD = text("SELECT sha256, data FROM agentq.blobs WHERE sha256 = ANY(:hashes)")
 _UNREFERENCED = "NOT EXISTS (SELECT FROM agentq.blob_refs r WHERE r.sha256 = b.sha256)"
-_DIGITS = text(f"SELECT DISTINCT left(sha256, 1) FROM agentq.blobs b WHERE {_UNREFERENCED} ORDER BY 1")
-_DELETE = text(f"""
-    DELETE FROM agentq.blobs WHERE sha256 IN (
-        SELECT sha256 FROM agentq.blobs b WHERE starts_with(sha256, :digit) AND {_UNREFERENCED} LIMIT {BATCH})
+_FIND = text(f"""
+    SELECT sha256 FROM agentq.blobs b WHERE sha256 > :after AND {_UNREFERENCED} ORDER BY sha256 LIMIT {PAGE}
 """)
+# Looked at again under the lock.
+_DELETE = text(f"DELETE FROM agentq.blobs b WHERE sha256 = ANY(:hashes) AND {_UNREFERENCED}")
 
 
 def put(connection: Writer, media: Iterable[Image | File]) -> None:
@@ -93,22 +96,24 @@ def delete_unreferenced(database: Database) -> int:
     To be called after runs or threads were deleted, whoever did it: in transactions of its own, small ones. Those that
     somebody is about to refer to, or may be, are left to the next call.
     """
-    with database.autocommit() as connection:
-        digits = connection.execute(_DIGITS).scalars()
-    return sum(_delete_all(database, digit) for digit in digits)
+    total, after = 0, ""
+    while True:
+        with database.autocommit() as connection:
+            page = connection.execute(_FIND, {"after": after}).scalars()
+        for bucket, found in groupby(page, _bucket):
+            hashes = list(found)
+            for begin in range(0, len(hashes), BATCH):
+                total += _delete(database, bucket, hashes[begin : begin + BATCH])
+        if len(page) < PAGE:
+            return total
+        after = page[-1]
 
 
-def _delete_all(database: Database, digit: str) -> int:
-    deleted = BATCH
-    total = 0
-    while deleted == BATCH:
-        with database.transaction() as connection:
-            if not connection.execute(_TRY_ALONE, {"bucket": _bucket(digit)}).scalar():
-                return total
-            # Looked at again under the lock.
-            deleted = connection.execute(_DELETE, {"digit": digit}).rowcount
-            total += deleted
-    return total
+def _delete(database: Database, bucket: int, hashes: Sequence[str]) -> int:
+    with database.transaction() as connection:
+        if not connection.execute(_TRY_ALONE, {"bucket": bucket}).scalar():
+            return 0
+        return connection.execute(_DELETE, {"hashes": hashes}).rowcount
 
 
 def _bucket(sha256: str) -> int:

@@ -9,7 +9,7 @@ from agentq.limits import MAX_LANES
 from agentq.messages import AssistantMessage, ToolMessage, ToolResult, Usage, dump_message
 from agentq.run import OpenCall, Snapshot
 from agentq.storage import commits, journal
-from agentq.storage.approvals import Question
+from agentq.storage.approvals import STANDING, Answer, Question
 from agentq.storage.commits import CancelRequested
 from agentq.storage.journal import NewEvent
 from agentq.storage.rows import (
@@ -83,7 +83,10 @@ _FINISHED = f"""
             -- Where only calls are left that a person is asked about, the run waits.
             status = CASE WHEN open_calls > 1 AND open_calls - 1 = asked_calls - :asked THEN 'waiting'
                           ELSE 'running' END,
-            event_count = event_count + 1{{used}}
+            event_count = event_count + 1,
+            -- Who had it has its version; where another call is left still, the next look at that says so again.
+            outdated_at = CASE WHEN CAST(:token AS uuid) IS NULL THEN outdated_at END,
+            outdated_by = CASE WHEN CAST(:token AS uuid) IS NULL THEN outdated_by END{{used}}
         FROM bounded
         WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND lease_token IS NULL
             AND status NOT IN ('completed', 'failed', 'cancelled')
@@ -110,16 +113,16 @@ _ASK_RUN = text(f"""
     UPDATE agentq.runs SET
         asked_calls = asked_calls + 1,
         status = CASE WHEN open_calls = asked_calls + 1 THEN 'waiting' ELSE 'running' END,
-        event_count = event_count + 1
+        event_count = event_count + 1, outdated_at = NULL, outdated_by = NULL
     FROM bounded
     WHERE id = :run_id AND turn = :turn AND phase = 'tools' AND runs.lease_token IS NULL
         AND status NOT IN ('completed', 'failed', 'cancelled')
     RETURNING number, event_count, cancel_requested, status, has_place
 """)
-_PARK = text("""
+_PARK = text(f"""
     UPDATE agentq.tool_calls SET status = 'asked', lease_token = NULL, lease_until = NULL, sweep_at = NULL
     WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_token = :token
-    RETURNING index
+    RETURNING {STANDING.format(tool="tool_calls.tool")} AS standing
 """)
 # Back on a lane where one is free; else the next lane that becomes free takes it. A run without a place begins nothing.
 _RESTART = text(f"""
@@ -269,8 +272,11 @@ def finish(
     return Finished(to_snapshot(row), row.open_calls)
 
 
-def ask(connection: Connection, claimed: ClaimedCall, asked: Question, *, event: NewEvent) -> Snapshot:
-    """Put a call of a batch before a person; its lane is free. The answer is how the run stands then.
+def ask(
+    connection: Connection, claimed: ClaimedCall, asked: Question, *, event: NewEvent
+) -> tuple[Snapshot, Answer | None]:
+    """Put a call of a batch before a person; its lane is free. The answer is how the run stands then, and what somebody
+    has decided meanwhile of all calls of the tool: that is on record, and the call is to be settled with it.
 
     Raises LeaseLost or CancelRequested; the caller's transaction writes nothing then.
     """
@@ -281,11 +287,13 @@ def ask(connection: Connection, claimed: ClaimedCall, asked: Question, *, event:
     if row.cancel_requested:
         raise CancelRequested
     # Asked under the run's lock, by an UPDATE: another sweep may have taken the call over meanwhile.
-    if connection.execute(_PARK, ref.__dict__ | {"token": claimed.claim.token}).first() is None:
+    parked = connection.execute(_PARK, ref.__dict__ | {"token": claimed.claim.token}).first()
+    if parked is None:
         raise LeaseLost(f"run {ref.run_id}: call {ref.index} of turn {ref.turn} belongs to another process or is done")
-    commits.ask(connection, claimed.snapshot, replace(claimed.call, status="asked"), asked)
+    answer = Answer(**parked.standing, sticky=True) if parked.standing and asked.kind == "approval" else None
+    commits.ask(connection, claimed.snapshot, replace(claimed.call, status="asked"), replace(asked, answer=answer))
     journal.add(connection, row.number, row.event_count, [event])
-    return replace(claimed.snapshot, status=row.status, has_place=row.has_place)
+    return replace(claimed.snapshot, status=row.status, has_place=row.has_place), answer
 
 
 def restart(connection: Connection, snapshot: Snapshot, call: OpenCall, *, patience_secs: float) -> CallMessage | None:
@@ -306,7 +314,10 @@ def with_calls(connection: Connection, snapshot: Snapshot) -> Snapshot:
 
 
 def refuse_claims(connection: Connection, run_id: str) -> None:
-    """Before a run ends with calls still out: none is claimed from now on, and what is claimed is seen as running."""
+    """Before a run ends with calls still out: none is claimed from now on, and what is claimed is seen as running.
+
+    First of all in its transaction: a claim locks the run and then the call, which may be one that was just saved.
+    """
     connection.execute(_NO_MORE_CLAIMS, {"run_id": run_id})
 
 

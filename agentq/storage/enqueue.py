@@ -23,6 +23,8 @@ from agentq.wire import STEP_QUEUE
 # it, after the commit of a transaction that is not ours).
 Start = Literal["caller", "sweep", "line", "guest", "held", "behind"]
 
+_GUESTS: tuple[Start, ...] = ("guest", "behind")
+
 _COLUMNS = """id, agent, status, phase, seq, turn, depth, progress, context, tags, idempotency_key,
                                  thread_id, thread_position, parent_run_id, parent_turn, parent_index, message_count,
                                  event_count, queue, priority, concurrency_key, concurrency_limit, has_place,
@@ -71,15 +73,28 @@ def _times(start: Start, *, later: bool, announced: str | None = None) -> str:
     return f"{has_place}, {now}, {due}, {start_at}, {looks}, {due} + make_interval(secs => :run_secs), {none}"
 
 
+# The key of a message that was sent into a run is stored with the agent it was for, which need not be the run's.
+_STEERED_KEY = "concat(CAST(:agent AS text), ' ', CAST({key} AS text))"
+
+
+def _unless_steered(start: Start, key: str) -> str:
+    """Of a guest, whose role may not read this, the caller has looked before."""
+    if start in _GUESTS:
+        return ""
+    steered = _STEERED_KEY.format(key=key)
+    return f"WHERE NOT EXISTS (SELECT 1 FROM agentq.inbox WHERE idempotency_key = {steered})"
+
+
 @cache
 def _insert(start: Start, *, later: bool, has_key: bool) -> bytes:
     """Of the parts that a run needs."""
     return text(f"""
         WITH run AS (
             INSERT INTO agentq.runs ({_COLUMNS})
-            VALUES (:id, :agent, 'queued', 'recall', 0, 0, :depth, :progress, :context, CAST(:tags AS jsonb),
+            SELECT :id, :agent, 'queued', 'recall', 0, 0, :depth, :progress, :context, CAST(:tags AS jsonb),
                     :idempotency_key, :thread_id, :thread_position, :parent_run_id, :parent_turn, :parent_index, 1, 1,
-                    :queue, :priority, :concurrency_key, :concurrency_limit, {_times(start, later=later)})
+                    :queue, :priority, :concurrency_key, :concurrency_limit, {_times(start, later=later)}
+            {_unless_steered(start, ":idempotency_key") if has_key else ""}
             {_OTHER if has_key else ""}
             RETURNING id, number, event_count
         ), told AS (
@@ -108,7 +123,7 @@ def _insert_many(start: Start, *, later: bool, has_key: bool) -> bytes:
                 NULL, NULL, NULL, 1, 1, :queue, CAST(:priority AS smallint), CAST(:concurrency_key AS text),
                 CAST(:concurrency_limit AS integer), {_times(start, later=later, announced="n <= :announced")}
             -- Who gives the same keys at the same time does so in the same order.
-            FROM new {"ORDER BY key, n" if has_key else ""}
+            FROM new {f"{_unless_steered(start, 'key')} ORDER BY key, n" if has_key else ""}
             {_OTHER if has_key else ""}
             RETURNING id, number
         ){f", told AS ({told}) SELECT id FROM run" if has_key else told}
@@ -119,6 +134,10 @@ _SAME_KEY = text("SELECT id FROM agentq.runs WHERE agent = :agent AND idempotenc
 _SAME_KEYS = text(f"""
     SELECT idempotency_key AS key, id FROM agentq.runs
     {_KEY} AND agent = :agent AND idempotency_key IN (SELECT json_array_elements_text(CAST(:keys AS json)))
+""")
+_STEERED = text(f"""
+    SELECT key, run_id FROM json_array_elements_text(CAST(:keys AS json)) key
+        JOIN agentq.inbox ON idempotency_key = {_STEERED_KEY.format(key="key")}
 """)
 
 
@@ -201,7 +220,7 @@ def insert(
     values |= _told(new)
     statement = _insert(start, later=new.is_for_later, has_key=new.idempotency_key is not None)
     if connection.first(statement, values) is None:
-        found = same(connection, new)
+        found = same(connection, new) or (None if start in _GUESTS else steered_into(connection, new))
         if found is None:
             raise RunFinishedError(
                 f"the run with idempotency key {new.idempotency_key!r} was deleted just now; try again"
@@ -228,16 +247,18 @@ def insert_many(
         runs = [{"id": run.id, "said": _told(run)["said"], "key": run.idempotency_key} for run in some]
         found = connection.execute(statement, values | {"runs": dump(runs), "announced": max(0, announced - begin)})
         written = {row.id for row in found.all()} if has_key else {run.id for run in some}
-        ids += _ids(connection, some, written)
+        ids += _ids(connection, some, written, start)
     return ids
 
 
-def _ids(connection: Writer, new: Sequence[NewRun], written: set[str]) -> list[str]:
+def _ids(connection: Writer, new: Sequence[NewRun], written: set[str], start: Start) -> list[str]:
     others = [run.idempotency_key for run in new if run.id not in written]
     if not others:
         return [run.id for run in new]
     found = connection.execute(_SAME_KEYS, {"agent": new[0].agent, "keys": dump(others)}).all()
     same = {row.key: row.id for row in found}
+    if start not in _GUESTS and set(others) - same.keys():
+        same = steered(connection, new) | same
     if gone := set(others) - same.keys():
         raise RunFinishedError(f"the run with idempotency key {gone.pop()!r} was deleted just now; try again")
     return [run.id if run.id in written else same[run.idempotency_key] for run in new]
@@ -255,3 +276,17 @@ def same(connection: Writer, new: NewRun) -> str | None:
         return None
     found: str | None = connection.execute(_SAME_KEY, {"agent": new.agent, "key": new.idempotency_key}).scalar()
     return found
+
+
+def steered(connection: Writer, new: Sequence[NewRun]) -> dict[str | None, str]:
+    """The runs that messages with their agent and idempotency keys were sent into before, on any thread, by key."""
+    keys = [run.idempotency_key for run in new if run.idempotency_key is not None]
+    if not keys:
+        return {}
+    rows = connection.execute(_STEERED, {"agent": new[0].agent, "keys": dump(keys)}).all()
+    return {row.key: row.run_id for row in rows}
+
+
+def steered_into(connection: Writer, new: NewRun) -> str | None:
+    """The same for one."""
+    return steered(connection, [new]).get(new.idempotency_key)

@@ -19,10 +19,6 @@ _PUT = text("""
     )
     SELECT number, event_count FROM run
 """)
-_SAME_KEY = text("""
-    SELECT i.run_id FROM agentq.inbox i JOIN agentq.runs r ON r.id = i.run_id
-    WHERE r.thread_id = :thread_id AND i.idempotency_key = :key
-""")
 _UNHEARD = text("""
     SELECT number, message FROM agentq.inbox WHERE run_id = :run_id AND number > :heard ORDER BY number
 """)
@@ -42,15 +38,6 @@ def put(connection: Connection, run_id: str, message: UserMessage, *, key: str |
 def key(new: NewRun) -> str | None:
     """The idempotency key of a message as it is stored here: with the agent it is for, which need not be the run's."""
     return None if new.idempotency_key is None else f"{new.agent} {new.idempotency_key}"
-
-
-def same(connection: Connection, new: NewRun) -> str | None:
-    """The run that a message with its agent and idempotency key was sent into before, on its thread."""
-    if new.idempotency_key is None:
-        return None
-    values = {"thread_id": new.thread_id, "key": key(new)}
-    found: str | None = connection.execute(_SAME_KEY, values).scalar()
-    return found
 
 
 def take_up(connection: Connection, snapshot: Snapshot) -> Snapshot:

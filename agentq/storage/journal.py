@@ -44,7 +44,7 @@ def updated_at(run: str) -> str:
 
 @dataclass(frozen=True)
 class NewEvent:
-    """What happened; ``data`` never holds a prompt or a result."""
+    """What happened; ``data`` never holds a prompt or a result, but for a reply that is shown while it is written."""
 
     type: str
     data: dict[str, Any]

@@ -3,7 +3,7 @@
 Such a run is left by whoever comes by with other code (``leave``), which says since when, and for which version. While
 a worker is alive that has its version, it is announced again soon, then more and more seldom; where there is none any
 more it waits without messages, until one comes (``wake``), or somebody says that it goes on with the new code
-(``adopt_run``). In a batch it is the calls that are left so, and looked at once a minute.
+(``adopt_run``). In a batch it is the calls that are left so, and looked at once a minute where there is none.
 """
 
 from collections.abc import Iterable
@@ -50,16 +50,22 @@ _LEAVE = text(f"""
     SELECT cancel_requested FROM run
 """)
 _MARK = text(f"""
-    WITH {BOUNDED}
-    UPDATE agentq.runs SET outdated_at = coalesce(outdated_at, now()), outdated_by = :now
-    FROM bounded WHERE id = :run_id AND turn = :turn AND agent_version = :was AND outdated_by IS DISTINCT FROM :now
-        AND status NOT IN ('completed', 'failed', 'cancelled')
+    WITH {BOUNDED}, run AS (
+        UPDATE agentq.runs SET
+            outdated_at = coalesce(outdated_at, now()), outdated_by = :now, event_count = event_count + 1
+        FROM bounded WHERE id = :run_id AND turn = :turn AND agent_version = :was AND outdated_by IS DISTINCT FROM :now
+            AND status NOT IN ('completed', 'failed', 'cancelled')
+        RETURNING number, event_count
+    )
+    INSERT INTO agentq.journal (run, number, events) SELECT number, event_count, :happened FROM run
 """)
-# Announced when it was: so each look is more patient than the one before.
+# Announced when it was: so where nobody has the version each look is more patient than the one before.
 _LEAVE_CALL = text(f"""
     UPDATE agentq.tool_calls SET
         status = 'announced', lease_token = NULL, lease_until = NULL, attempt = attempt - 1,
-        sweep_at = {patience("announced_at")}
+        sweep_at = coalesce(
+            now() + make_interval(secs => (SELECT {_AGAIN_SECS} FROM agentq.runs r WHERE r.id = run_id)),
+            {patience("announced_at")})
     WHERE run_id = :run_id AND turn = :turn AND index = :index AND lease_token = :token
 """)
 _WAKE = text(f"""
@@ -137,16 +143,19 @@ def leave(connection: Connection, claim: Claim, *, was: str, now: str) -> Again 
     None where it needs another one meanwhile, or is not ours any more.
     """
     values = {"run_id": claim.run_id, "seq": claim.seq, "token": claim.token, "was": was, "now": now}
-    happened = journal.happened([NewEvent("agent.held", {"from": was, "to": now})], None)
-    row = connection.execute(_LEAVE, values | {"happened": happened}).first()
+    row = connection.execute(_LEAVE, values | {"happened": _held(was, now)}).first()
     return None if row is None else Again(is_cancelled=row.cancel_requested)
 
 
 def leave_call(connection: Connection, claimed: ClaimedCall, *, now: str, patience_secs: float) -> None:
     """The same for a call of a batch. Needs a transaction."""
-    ref = claimed.ref.__dict__
-    connection.execute(_MARK, ref | {"was": claimed.snapshot.agent_version, "now": now})
+    ref, was = claimed.ref.__dict__, str(claimed.snapshot.agent_version)
+    connection.execute(_MARK, ref | {"was": was, "now": now, "happened": _held(was, now)})
     connection.execute(_LEAVE_CALL, ref | {"token": claimed.claim.token, "patience_secs": patience_secs})
+
+
+def _held(was: str, now: str) -> str:
+    return journal.happened([NewEvent("agent.held", {"from": was, "to": now})], None)
 
 
 def wake(connection: Connection, agents: Iterable[AgentSpec], *, is_new: bool) -> int:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
+from typing import Any
 
 from agentq.errors import RunNotFoundError
 from agentq.messages import AssistantMessage, Message
@@ -34,16 +35,22 @@ _APPROVALS = """
     {tree}
     SELECT a.run_id, call_id, tool, arguments, a.status, requested_at, kind, decided_by, reason, decided_at, r.agent,
         question, arguments_sha256, edited, sticky, expires_at, on_expiry,
-        concat_ws(':', run_id, a.turn, index) AS idempotency_key
+        concat_ws(':', run_id, a.turn, index) AS idempotency_key, concat_ws(':', run_id, a.turn, index, a.number) AS id
     FROM agentq.approvals a JOIN agentq.runs r ON r.id = a.run_id
     WHERE {which} AND (CAST(:status AS text) IS NULL OR a.status = :status)
-    ORDER BY requested_at, run_id, index, a.number LIMIT :limit
+    ORDER BY requested_at, run_id, a.turn, index, a.number LIMIT :limit
 """
-_ALL_APPROVALS = text(_APPROVALS.format(tree="", which="true"))
 # Of a run and of all that its sub-agents do for it.
-_APPROVALS_BELOW = text(
-    _APPROVALS.format(tree=f"WITH RECURSIVE {tree.BELOW}", which="run_id IN (SELECT id FROM below)")
-)
+_BELOW = {"tree": f"WITH RECURSIVE {tree.BELOW}", "which": "run_id IN (SELECT id FROM below)"}
+_AFTER = "(requested_at, run_id, a.turn, index, a.number) > (:at, :after_run, :turn, :index, :number)"
+_ALL_APPROVALS = text(_APPROVALS.format(tree="", which="true"))
+_APPROVALS_BELOW = text(_APPROVALS.format(**_BELOW))
+_ALL_APPROVALS_AFTER = text(_APPROVALS.format(tree="", which=_AFTER))
+_APPROVALS_BELOW_AFTER = text(_APPROVALS.format(tree=_BELOW["tree"], which=f"{_BELOW['which']} AND {_AFTER}"))
+_PLACE = text("""
+    SELECT requested_at AS at, run_id AS after_run, turn, index, number FROM agentq.approvals
+    WHERE run_id = split_part(:id, ':', 1) AND concat_ws(':', run_id, turn, index, number) = :id
+""")
 _WORKERS = text("""
     SELECT id, pool, queues, agents, started_at, seen_at, versions FROM agentq.workers
     WHERE seen_at > now() - make_interval(secs => :alive_secs) ORDER BY id
@@ -131,12 +138,31 @@ def events(connection: Connection, run_id: str, *, after: int = 0) -> list[Event
 
 
 def approvals(
-    connection: Connection, *, run_id: str | None = None, status: str | None = "pending", limit: int = 200
+    connection: Connection,
+    *,
+    run_id: str | None = None,
+    status: str | None = "pending",
+    after: str | None = None,
+    limit: int | None = None,
 ) -> list[Approval]:
-    """The oldest, so many at most; of one run all, with what its sub-agents ask."""
-    values = {"run_id": run_id, "status": status, "limit": limit if run_id is None else None}
-    rows = connection.execute(_ALL_APPROVALS if run_id is None else _APPROVALS_BELOW, values)
+    """The oldest first; of one run with what its sub-agents ask. ``after`` is the last id of the page already seen.
+
+    Raises RunNotFoundError for an ``after`` that is not there (any more).
+    """
+    values: dict[str, Any] = {"run_id": run_id, "status": status, "limit": limit}
+    if after is None:
+        rows = connection.execute(_ALL_APPROVALS if run_id is None else _APPROVALS_BELOW, values)
+    else:
+        values |= _place(connection, after)
+        rows = connection.execute(_ALL_APPROVALS_AFTER if run_id is None else _APPROVALS_BELOW_AFTER, values)
     return [Approval(**row._asdict()) for row in rows]
+
+
+def _place(connection: Connection, approval_id: str) -> dict[str, Any]:
+    row = connection.execute(_PLACE, {"id": approval_id}).first()
+    if row is None:
+        raise RunNotFoundError(f"there is no approval {approval_id!r}; begin with the first page", id=approval_id)
+    return dict(row._asdict())
 
 
 def workers(connection: Connection, *, alive_secs: float = 45.0) -> list[Worker]:

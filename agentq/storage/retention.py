@@ -12,15 +12,20 @@ from agentq.storage.steps import BOUNDED
 
 # So many runs are looked at in a transaction.
 PAGE = 500
+# So many threads are deleted in one, with all of their runs.
+FEW = 10
 
 _CUTOFF = "now() - make_interval(secs => :keep_secs)"
 # Whoever was to hear of its end has heard.
 _IS_OVER = f"""status IN ('completed', 'failed', 'cancelled') AND finished_at < {_CUTOFF}
         AND sweep_at IS NULL AND on_end_at IS NULL"""
+# A sub-agent's goes with the run it worked for, where nobody has deleted that by SQL.
+_IS_ON_ITS_OWN = """(parent_run_id IS NULL OR NOT EXISTS (
+        SELECT 1 FROM agentq.runs p WHERE p.id = r.parent_run_id))"""
 _PAGE = text(f"""
     WITH {BOUNDED}
-    SELECT id, thread_id, parent_run_id IS NULL AND {_IS_OVER} AS is_over
-    FROM bounded, agentq.runs WHERE id > :after AND created_at < {_CUTOFF} ORDER BY id LIMIT {PAGE}
+    SELECT id, thread_id, created_at < {_CUTOFF} AS is_old, {_IS_OVER} AND {_IS_ON_ITS_OWN} AS is_over
+    FROM bounded, agentq.runs r WHERE id > :after ORDER BY id LIMIT {PAGE}
 """)
 # Looked at again under the lock: one may have been taken up again.
 _DELETE_RUNS = text(f"""
@@ -49,7 +54,10 @@ _BARE_THREADS = text(f"""
 
 @dataclass(frozen=True)
 class Page:
-    """Runs that are old enough to be looked at: those that may go, the threads of some, and where the next begins."""
+    """Some runs by their ids: those that may go, the threads that may, and where the next page begins.
+
+    ``last`` is None where none of them is old: those behind them are younger still.
+    """
 
     runs: Sequence[str]
     threads: Sequence[str]
@@ -60,7 +68,11 @@ def page(connection: Connection, *, keep_secs: float, after: str) -> Page:
     rows = connection.execute(_PAGE, {"keep_secs": keep_secs, "after": after}).all()
     of_threads = sorted({row.thread_id for row in rows if row.is_over and row.thread_id is not None})
     alone = [row.id for row in rows if row.is_over and row.thread_id is None]
-    return Page(alone, of_threads, rows[-1].id if rows else None)
+    # Those that live are not even locked.
+    over = (
+        connection.execute(_OVER_THREADS, {"ids": of_threads, "keep_secs": keep_secs}).scalars() if of_threads else []
+    )
+    return Page(alone, over, rows[-1].id if any(row.is_old for row in rows) else None)
 
 
 def delete_runs(connection: Connection, run_ids: Sequence[str], *, keep_secs: float) -> int:

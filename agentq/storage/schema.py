@@ -237,6 +237,7 @@ inbox = Table(
     Column("message", Text),
     PrimaryKeyConstraint("run_id", "number"),
     ForeignKeyConstraint(["run_id"], [f"{SCHEMA}.runs.id"], ondelete="CASCADE"),
+    Index("inbox_key", "idempotency_key", postgresql_where=text("idempotency_key IS NOT NULL")),
 )
 
 # See agentq/storage/blobs.py.

@@ -370,7 +370,9 @@ def test_a_signed_block_goes_back_as_it_came_as_far_as_it_can_be_stored(database
 # ---------------------------------------------------------------------------------------------- numbers
 
 
-def test_what_is_no_number_in_json_is_shown_by_its_name_at_any_depth(database: Database) -> None:
+def test_what_a_tool_or_a_hook_gives_and_is_no_number_in_json_is_shown_by_its_name_at_any_depth(
+    database: Database,
+) -> None:
     class Score(BaseModel):
         x: float
 
@@ -378,14 +380,14 @@ def test_what_is_no_number_in_json_is_shown_by_its_name_at_any_depth(database: D
 
     class Ends(Hooks):
         def after_tool(self, ctx: RunContext, result: Any) -> None:
-            raise EndRun([value, ctx.context["c"]])
+            raise EndRun([value])
 
     shown = {"m": {"x": "NaN"}, "l": ["Infinity", {"d": ["-Infinity"]}]}
     test = returning(value)
     test.hooks = (Ends(),)
-    handle = done(database, test, context={"c": value})
+    handle = done(database, test)
     assert results(handle)[0].text == '{"m": {"x": "NaN"}, "l": ["Infinity", {"d": ["-Infinity"]}]}'
-    assert handle.result().output == [shown, shown]
+    assert handle.result().output == [shown]
     assert_strict_and_clean(database)
 
 
@@ -416,7 +418,7 @@ def test_a_model_that_sends_what_is_no_number_is_told_so(database: Database, num
         {"limits": {"model_calls": HUGE}},
         {"limits": {"tool_calls": HUGE}},
         {"limits": {DIRTY: 1}},
-        {"context": {"n": [HUGE]}},
+        *({"context": {"n": [number]}} for number in (float("nan"), float("inf"), HUGE)),
     ],
     ids=lambda options: f"{next(iter(options))}",
 )
@@ -430,6 +432,25 @@ def test_numbers_that_nobody_could_read_back_are_refused_before_anything_is_writ
     if "limits" in options:
         with pytest.raises(ConfigError):
             Agent("test", model=Scripted([]), **options)
+
+
+@pytest.mark.parametrize("number", [float("nan"), -float("inf"), HUGE], ids=["nan", "inf", "huge"])
+def test_a_hook_that_changes_an_argument_to_no_number_has_the_call_refused(database: Database, number: Any) -> None:
+    class Changes(Hooks):
+        def before_tool(self, ctx: RunContext, call: Any) -> dict[str, Any]:
+            return {"x": [number]}
+
+    ran: list[Any] = []
+
+    @tool
+    def take(x: Any) -> None:
+        """Take."""
+        ran.append(x)
+
+    handle = done(
+        database, Agent("test", model=Scripted([Call("take", {"x": 1}), "bye"]), tools=[take], hooks=[Changes()])
+    )
+    assert ([result.code for result in results(handle)], ran) == (["invalid_arguments"], [])
 
 
 def test_a_number_that_nobody_could_read_back_is_a_fault_of_the_tool_or_hook_that_gave_it(database: Database) -> None:

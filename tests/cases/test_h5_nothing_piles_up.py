@@ -101,6 +101,7 @@ def few_more(before: Measured, after: Measured) -> bool:
     return all(now <= then + 8 for now, then in more)
 
 
+@pytest.mark.long
 def test_of_three_hundred_runs_with_three_tools_each(workers: Fleet, database: Database) -> None:
     assert_flat(workers, database, warm_up=100, runs=300, grown=4_000_000)
 

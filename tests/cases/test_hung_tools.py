@@ -23,6 +23,7 @@ def pool_heals(fleet: Fleet, concurrency: int) -> None:
     assert [handle.wait(60).text for handle in handles] == ["done"] * len(handles)
 
 
+@pytest.mark.long
 def test_eight_at_once_in_all_lanes_are_killed_and_the_ninth_call_runs(workers: Fleet) -> None:
     workers.both(concurrency=8)
     handle = workers.client.enqueue("eight_hung", "go", thread="t")
@@ -33,6 +34,7 @@ def test_eight_at_once_in_all_lanes_are_killed_and_the_ninth_call_runs(workers: 
     pool_heals(workers, 8)
 
 
+@pytest.mark.long
 def test_whichever_way_a_tool_swallows_its_time_limit_it_is_a_timeout(workers: Fleet) -> None:
     workers.both(concurrency=4)
     agents = ["swallows", "swallows_async", "blocks_the_loop", "hangs_in_c"]

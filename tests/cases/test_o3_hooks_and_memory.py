@@ -161,6 +161,7 @@ def test_on_real_workers_faults_are_noted_and_tools_run_once(workers: Fleet) -> 
 
 
 @pytest.mark.crash
+@pytest.mark.long
 def test_on_real_workers_hooks_that_hang_block_no_step_and_lose_no_lease(workers: Fleet) -> None:
     """Each hangs for longer than its lease: seven times in all, in one thread and one process."""
     workers.both(concurrency=1)

@@ -54,4 +54,5 @@ gated = Agent(
 )
 typed = Agent("typed", model=Scripted([Call("final_answer", {"city": "Riga"})]), output=Place)
 failing = Agent("failing", model=Scripted([]))
+teller = Agent("teller", model=Scripted(["Once upon a time"], delay_secs=0.6), stream=True)
 slow = Agent("slow", model=Scripted(["late"], delay_secs=20))

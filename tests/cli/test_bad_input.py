@@ -107,6 +107,12 @@ def test_a_worker_without_agents_is_code_2_and_says_how_to_name_them(installatio
     assert "--agents" in one_line(installation("worker"), 2)
 
 
+def test_a_wait_that_ends_before_a_worker_is_there_says_so(installation: Program) -> None:
+    done = installation("run", "plain", "hi", "--timeout", "0.1")
+    assert done.code == 124
+    assert "no worker is running; start one with: agentq worker --agents my_agents.py" in done.err
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("AGENTQ_LEASE_SECS", "0"), ("AGENTQ_LEASE_SECS", "soon"), ("AGENTQ_QUEUE", "a b"), ("AGENTQ_LOG_LEVEL", "LOUD")],
@@ -124,6 +130,7 @@ def test_an_impossible_setting_is_code_2_and_is_named(installation: Program, nam
         ("approvals", "approve", "run_nope", "call_1"),
         ("approvals", "show", "run_nope", "call_1"),
         ("approvals", "ls", "--run", "run_nope"),
+        ("approvals", "ls", "--after", "run_nope:1:0:0"),
         ("approvals", "reject", "run_nope", "call_1", "--reason", "no"),
     ],
 )

@@ -85,5 +85,12 @@ def test_workers_are_counted_and_a_silent_one_is_told(installation: Program, dat
     assert "3 processes may open 15 of " in out
 
 
+def test_where_nobody_works_the_fix_can_be_typed_as_it_stands(installation: Program, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from agentq import Agent\na = Agent('a', model='openai:gpt-5.2')\n")
+    assert "fix: agentq worker --agents mine.py\n" in installation("doctor", "--agents", "mine.py").out
+    del installation.settings["AGENTQ_AGENTS"]
+    assert "fix: agentq worker --agents my_agents.py\n" in installation("doctor").out
+
+
 def test_the_round_trip_works_on_each_broker(installation: Program, broker_url: str) -> None:
     assert statuses(installation("doctor", "--json", AGENTQ_BROKER_URL=broker_url))["broker"] == "OK"

@@ -221,8 +221,14 @@ def test_held_runs_are_listed_shown_told_by_the_doctor_and_adopted(
     assert f": {told}\n" in installation("doctor").out
     assert installation("runs", "adopt", runs[0]).out == f"run {runs[0]} goes on with the new code\n"
     assert "not held because its agent has changed" in one_line(installation("runs", "adopt", runs[0]), 1)
+    several = installation("runs", "adopt", "run_nope", runs[0], runs[1])
+    assert (several.code, several.out) == (1, f"run {runs[1]} goes on with the new code\n")
+    unknown, not_held = several.err.splitlines()
+    assert ("run_nope" in unknown, runs[0] in not_held) == (True, True)
+    runs.append(start(old, "held", 1))
+    new.engine.run_step(runs[2], 1)
     assert installation("runs", "adopt", "--agent", "held").out == "1 run of held adopted\n"
     assert "--agent" in installation("runs", "adopt").err
     new.sweep()
     new.work()
-    assert [old.client.handle(run_id).result().text for run_id in runs] == ["done", "done"]
+    assert [old.client.handle(run_id).result().text for run_id in runs] == ["done"] * 3

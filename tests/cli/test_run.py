@@ -45,6 +45,14 @@ def test_watching_prints_each_step_on_stderr(served: Program) -> None:
     assert "completed" in lines[-1]
 
 
+def test_watching_prints_a_streamed_reply_as_it_is_written(served: Program) -> None:
+    done = served("run", "teller", "go", "--watch")
+    assert (done.code, done.out) == (0, "Once upon a time\n")
+    assert "\nOnce upon a time\n" in done.err
+    run_id = served("runs", "ls", "--agent", "teller", "--json").lines[0]["id"]
+    assert "Once" not in "".join(line for line in served("runs", "show", run_id).out.splitlines()[:-1])
+
+
 def test_an_answer_with_a_form_is_json(served: Program) -> None:
     assert served("run", "typed", "where").json == {"city": "Riga"}
 
@@ -156,6 +164,21 @@ def test_a_cancelled_run_ends_and_a_second_cancel_says_so(served: Program) -> No
     assert "is cancelled" in served("runs", "cancel", run_id).out
     assert "failed" not in served("runs", "show", run_id).out
     assert "had ended before: cancelled" in served("runs", "cancel", run_id).out
+
+
+def test_a_list_that_goes_on_says_so_and_how(served: Program) -> None:
+    ids = [enqueue(served, "gated", "--tag", "list=more") for _ in range(2)]
+    for run_id in ids:
+        wait_for(served, run_id, "waiting")
+    first = served("runs", "ls", "--tag", "list=more", "--limit", "1", "--json")
+    assert f"--before {ids[1]}" in first.err
+    rest = served("runs", "ls", "--tag", "list=more", "--limit", "1", "--json", "--before", ids[1])
+    assert ([run["id"] for run in rest.lines], rest.err) == (ids[:1], "")
+    first = served("approvals", "ls", "--limit", "1", "--json")
+    after = ("--after", first.lines[0]["id"])
+    assert " ".join(after) in first.err
+    rest = served("approvals", "ls", "--json", *after)
+    assert (first.lines + rest.lines, rest.err) == (served("approvals", "ls", "--json").lines, "")
 
 
 # -- approvals --

@@ -29,7 +29,7 @@ def test_a_run_that_waits_for_a_person_names_who_since_when_and_the_command(
 def test_a_run_without_a_worker_names_the_queue_of_this_installation(installation: Program, stage: Stage) -> None:
     out = installation("why", situations.queued_without_workers(stage).id).out
     assert f"waits for a worker on queue {installation.settings['AGENTQ_QUEUE']}: no worker is running" in out
-    assert "what moves it: start one: agentq worker --agents PLACES (next looked at 20" in out
+    assert "what moves it: start one: agentq worker --agents my_agents.py (next looked at 20" in out
 
 
 def test_a_step_under_way_shows_its_lease_and_that_it_is_to_be_cancelled(installation: Program, stage: Stage) -> None:
@@ -105,11 +105,15 @@ def test_the_doctor_tells_runs_without_a_worker_apart_and_they_are_no_failure(
     assert done.code == 0
     queue = installation.settings["AGENTQ_QUEUE"]
     assert f"WARN  no worker   1 run of test since 5m: waits for a worker on queue {queue}: no worker is" in done.out
-    assert f"fix: agentq worker --agents PLACES; see: agentq why {run_id}\n" in done.out
+    assert f"fix: agentq worker --agents my_agents.py; see: agentq why {run_id}\n" in done.out
     found = installation("doctor", "--stuck", "--json").json
     assert (found["ok"], found["stuck"]) == (True, [])
     (waiting,) = found["waiting_for_a_worker"]
-    assert (waiting["oldest"], waiting["runs"], waiting["gap"]["fix"]) == (run_id, 1, "agentq worker --agents PLACES")
+    assert (waiting["oldest"], waiting["runs"], waiting["gap"]["fix"]) == (
+        run_id,
+        1,
+        "agentq worker --agents my_agents.py",
+    )
 
 
 def test_the_doctor_cannot_look_for_runs_where_there_is_no_database(installation: Program) -> None:

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from decimal import Decimal
 from hashlib import sha256
 from itertools import count
 from typing import Any
@@ -36,6 +37,7 @@ from tests.engine.mishaps import ObservedDatabase
 from tests.engine.test_crashes import die_once, results
 
 ALONE, BATCH = 1, 3
+NAN = float("nan")
 
 
 class Bank:
@@ -351,6 +353,32 @@ def test_a_sticky_decision_holds_for_a_tool_that_asks_by_itself_too(
     later = [f"paid {600 + n}" for n in range(calls)] if approved else ["A person rejected this call: never"] * calls
     assert texts(handle)[1:] == later
     assert sorted(paid for paid, *_ in bank.paid) == ([500, *range(600, 600 + calls)] if approved else [])
+
+
+@pytest.mark.parametrize("approved", [True, False])
+def test_a_sticky_decision_holds_for_a_tool_that_is_about_to_ask_while_it_is_made(
+    database: Database, monkeypatch: pytest.MonkeyPatch, approved: bool
+) -> None:
+    bank = Bank(asks_from=100)
+    drain = Drain(database, agent := bank.agent(pays(500, 600, 1), approve=[]))
+    handle = drain.enqueue(agent)
+    ask = drain.engine.saver.ask
+
+    def decided_before(*arguments: Any) -> Any:
+        for approval in handle.approvals():
+            handle.decide({approval: Approve(sticky=True) if approved else Reject("never", sticky=True)}, by="eva")
+        return ask(*arguments)
+
+    monkeypatch.setattr(drain.engine.saver, "ask", decided_before)
+    drain.work()
+    assert handle.result().text == "done"
+    record = [(a.status, a.decided_by, a.sticky) for a in handle.approvals(status=None)]
+    assert record == [("approved" if approved else "rejected", "eva", True)] * 2
+    said = ["paid 500", "paid 600"] if approved else ["A person rejected this call: never"] * 2
+    assert sorted(texts(handle)) == sorted([*said, "paid 1"])
+    assert sorted(paid for paid, *_ in bank.paid) == ([1, 500, 600] if approved else [1])
+    decided = [event for event in handle.events(follow=False) if event.type == "approval.decided"]
+    assert [event.data["by"] for event in decided] == ["eva"] * 2
 
 
 @pytest.mark.parametrize("calls", [ALONE, BATCH])
@@ -912,6 +940,11 @@ def test_whoever_waits_while_another_one_decides_is_given_no_result_that_is_none
         (lambda handle, call: handle.settle(call, happened=0), "happened is True, False or None"),
         (lambda handle, call: handle.respond(call, object()), "the result has no JSON form"),
         (lambda handle, call: handle.respond(call, 10**5000), "the result has no JSON form"),
+        (lambda handle, call: handle.respond(call, [1, {"n": NAN}]), r"\[1\].n is NaN, and JSON has no such number"),
+        (lambda handle, call: handle.settle(call, happened=True, result=NAN), "the value is NaN"),
+        (lambda handle, call: handle.complete(call, {"n": -float("inf")}), "n is -Infinity"),
+        (lambda handle, call: handle.approve(call, arguments={"amount": NAN}), "amount is NaN"),
+        (lambda handle, call: handle.approve(call, arguments={"amount": Decimal("Infinity")}), "amount is Infinity"),
         (lambda handle, call: handle.approve(call, arguments="all"), "arguments must be a JSON object"),
         (lambda handle, call: handle.approve(call, arguments={"amount": object()}), "must be a JSON object"),
         (lambda handle, call: handle.decide({call: Approve(), handle.approvals()[0]: Reject()}), "decided on twice"),

@@ -109,6 +109,8 @@ def test_bad_input_is_refused_before_anything_is_stored(database: Database) -> N
         drain.enqueue(SEES, [Image.from_bytes(png(1)), 5])  # type: ignore[arg-type]
     with pytest.raises(ContentError, match="part 1 of the message"):
         drain.client.enqueue_many("sees", ["hi", [None]])
+    with pytest.raises(ConfigError, match="takes a list of texts"):
+        drain.client.enqueue_many("sees", Image.from_bytes(png(1)))  # type: ignore[arg-type]
     assert (count(database, "runs"), count(database, "blobs")) == (0, 0)
 
 
@@ -135,10 +137,13 @@ def test_the_largest_message_is_stored_and_read(database: Database) -> None:
     assert handle.result().text == saw(*[bytes(16_000_000)] * 3)
 
 
-def test_a_conversation_with_more_than_a_request_may_hold_fails_with_what_to_do(database: Database) -> None:
+@pytest.mark.parametrize("differ", [True, False])
+def test_a_conversation_with_more_than_a_request_may_hold_fails_with_what_to_do(
+    database: Database, differ: bool
+) -> None:
     drain = Drain(database, SEES)
     for n in range(4):
-        data = bytes([n]) * (MAX_MESSAGE_BYTES // 3)
+        data = bytes([n * differ]) * (MAX_MESSAGE_BYTES // 3)
         handle = drain.enqueue(SEES, File.from_bytes(data, media_type="a/b"), thread="t")
         drain.work()
     with pytest.raises(RunFailedError, match="leave some out with a before_model hook") as raised:

@@ -1,5 +1,6 @@
 """Stored images and files: kept through deletions, races and crashes for who refers to them, and gone with the last."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,18 +132,41 @@ def test_what_an_open_transaction_refers_to_is_not_taken_away_and_nobody_waits_f
 def test_what_is_being_taken_away_is_stored_again_by_who_refers_to_it_meanwhile(database: Database) -> None:
     drain = Drain(database, SEES)
     orphan(drain, png(1))
-    digit = Image.from_bytes(png(1)).sha256[0]
+    sha256 = Image.from_bytes(png(1)).sha256
     made: list[Handle] = []
     with database.transaction() as purge:
-        purge.execute(blobs._TRY_ALONE, {"bucket": int(digit, 16)})
+        purge.execute(blobs._TRY_ALONE, {"bucket": int(sha256[0], 16)})
         producer = threading.Thread(target=lambda: made.append(drain.enqueue(SEES, Image.from_bytes(png(1)))))
         producer.start()
         waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
         eventually(lambda: purge.execute(waiting).scalar() == 1, what="the producer waits")
-        assert purge.execute(blobs._DELETE, {"digit": digit}).rowcount == 1
+        assert purge.execute(blobs._DELETE, {"hashes": [sha256]}).rowcount == 1
     producer.join()
     drain.work()
     assert made[0].result().text == saw(png(1))
+
+
+def test_a_moment_in_which_somebody_refers_keeps_few_from_being_taken_away(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drain = Drain(database, SEES)
+    with database.autocommit() as connection:
+        connection.execute("""insert into agentq.blobs (sha256, media_type, size, data)
+            select 'a' || lpad(n::text, 63, '0'), 'image/png', 1, 'x' from generate_series(1, 5) n""")
+    monkeypatch.setattr(blobs, "BATCH", 1)
+    monkeypatch.setattr(blobs, "PAGE", 2)
+    monkeypatch.setattr(blobs, "_FIND", re.sub(rb"LIMIT \d+", b"LIMIT 2", blobs._FIND))
+    delete = blobs._delete
+
+    def meet(*given: Any) -> int:
+        monkeypatch.setattr(blobs, "_delete", delete)
+        with database.transaction() as somebody:
+            somebody.execute(blobs._HOLD, {"buckets": "10"})
+            return delete(*given)
+
+    monkeypatch.setattr(blobs, "_delete", meet)
+    assert (drain.client.delete_unreferenced(), count(database, "blobs")) == (4, 1)
+    assert (drain.client.delete_unreferenced(), count(database, "blobs")) == (1, 0)
 
 
 def test_who_stores_what_a_stuck_transaction_has_stored_is_told_after_some_seconds(
@@ -157,6 +181,21 @@ def test_who_stores_what_a_stuck_transaction_has_stored_is_told_after_some_secon
         drain.enqueue(SEES, Image.from_bytes(png(2)))
         theirs.rollback()
     assert stored(database) == {png(2)}
+
+
+def test_who_interrupts_a_run_locks_it_only_once_the_images_are_stored(database: Database) -> None:
+    drain = Drain(database, SEES)
+    busy = drain.enqueue(SEES, "x", thread="t")
+    image, is_waiting = Image.from_bytes(png(1)), "datname = current_database() and wait_event_type = 'Lock'"
+    interrupt = threading.Thread(target=lambda: drain.enqueue(SEES, image, thread="t", on_busy="interrupt"))
+    with open_transaction(drain, png(1)) as (_, theirs), database.autocommit() as connection:
+        interrupt.start()
+        waiting = f"select count(*) from pg_stat_activity where {is_waiting}"
+        eventually(lambda: connection.execute(waiting).scalar() == 1, what="the image waits")
+        locked = connection.execute("select id from agentq.runs where id = %s for update nowait", [busy.id]).all()
+        theirs.commit()
+    interrupt.join()
+    assert (len(locked), busy.status()) == (1, "cancelled")
 
 
 def side_by_side(*acts: Callable[[], object]) -> list[BaseException]:

@@ -344,6 +344,7 @@ def test_a_held_run_is_left_alone_without_messages_until_a_worker_of_its_version
     run = deploy.it.run()
     assert (run.agent_version, run.outdated_by, run.status) == (old, new, "running")
     assert run.outdated_at is not None
+    assert events(deploy.it, *CHANGES) == [("agent.held", {"from": old, "to": new})]
     deploy.new.sent.clear()
     deploy.time_passes(deploy.new)
     # A batch's calls are looked at once a minute, a step is not looked at at all.
@@ -442,6 +443,39 @@ def test_while_old_workers_live_a_run_goes_on_with_them_soon(database: Database)
     assert ran == [("old", 0)]
     held = [kind for kind, _ in events(deploy.it, *CHANGES)]
     assert held == ["agent.held", "agent.held"]
+
+
+def test_while_old_workers_live_calls_of_a_batch_go_on_with_them_soon(database: Database) -> None:
+    deploy = reached(database, MOMENTS[3], "hold")
+    says_alive(database, deploy.old)
+    for _ in range(3):
+        waiting = list(deploy.new.wake_ups)
+        assert len(waiting) == 2
+        deploy.new.work()
+        deploy.new.age(1.1)
+        deploy.old.sweep()
+        assert sorted(map(str, deploy.old.wake_ups)) == sorted(map(str, waiting))
+    deploy.old.work()
+    assert ran == [("old", n) for n in range(3)]
+
+
+@pytest.mark.parametrize("last", [acts(1)[0], Call("hand_over", {"n": 0}, id="call_0")], ids=["done", "handed over"])
+def test_calls_of_a_batch_that_old_workers_have_come_to_are_not_held_any_more(database: Database, last: Call) -> None:
+    waits = Call("hand_over", {"n": 9}, id="call_9")
+    deploy = Deploy(database, plain([waits, last]))
+    deploy.enqueue()
+    while not isinstance(deploy.old.wake_ups[0], BatchMessage):
+        deploy.step()
+    deploy.step(2)
+    deploy.deploy("hold")
+    deploy.new.work()
+    assert [run.id for run in deploy.new.client.runs(outdated=True)] == [deploy.run_id]
+    deploy.time_passes(deploy.old)
+    assert ran == [("old", 9), ("old", 0)]
+    assert deploy.it.run().outdated_at is None
+    assert {wait.kind for wait in deploy.it.why().waiting_for} == {"person"}
+    with pytest.raises(RunNotHeldError):
+        deploy.it.adopt()
 
 
 def test_the_longer_nobody_takes_it_the_more_seldom_it_is_announced(database: Database) -> None:

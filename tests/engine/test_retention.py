@@ -12,7 +12,8 @@ from agentq import Agent, ConfigError, Handle, Image, RunNotFoundError, ThreadNo
 from agentq.providers.scripted import Call, Scripted
 from agentq.retention import Purged, purge
 from agentq.storage.database import Database
-from tests.engine.drain import Drain
+from agentq.storage.retention import FEW, PAGE, page
+from tests.engine.drain import Died, Drain
 from tests.engine.mishaps import Moment, ObservedDatabase
 
 DAY = 86_400
@@ -128,6 +129,66 @@ def test_many_that_purge_at_once_delete_each_once_and_do_not_wait_for_a_thread_i
     drain.client.purge(keep_days=30)
     assert sum(each.runs for each in purged) == 29
     assert tables(drain.database)["runs"] == tables(drain.database)["threads"] == 0
+
+
+def test_threads_that_live_are_not_locked_and_of_the_others_a_few_at_a_time(drain: Drain) -> None:
+    for number in range(3 * FEW):
+        drain.run(ANSWERING, thread=f"t{number}")
+    for number in range(FEW):
+        drain.client.thread(f"t{number}").fork(f"bare{number}")
+    make_old(drain, 31)
+    alive = {f"t{number}" for number in range(FEW)}
+    for thread in alive:
+        drain.run(ANSWERING, thread=thread)
+    observed, locked = ObservedDatabase(drain.database.url), set[frozenset[str]]()
+
+    def moment(what: Moment) -> None:
+        with drain.database.transaction() as connection:
+            rows = connection.execute("select id from agentq.threads").scalars()
+            free = connection.execute("select id from agentq.threads for no key update skip locked").scalars()
+        locked.add(frozenset(rows) - frozenset(free))
+
+    observed.moment = moment
+    assert purge(observed, keep_days=30).threads == 3 * FEW
+    observed.dispose()
+    assert max(map(len, locked)) == FEW
+    assert not frozenset.union(*locked) & alive
+
+
+def test_of_runs_that_are_too_young_no_more_than_a_page_is_read(drain: Drain) -> None:
+    drain.client.enqueue_many("answering", ["x"] * (6 * PAGE))
+    with drain.database.autocommit() as connection:
+        connection.execute("analyze agentq.runs")
+    with drain.database.transaction() as connection:
+        assert page(connection, keep_secs=30 * DAY, after="").last is None
+        read = connection.execute("select pg_stat_get_xact_tuples_fetched('agentq.runs'::regclass)").scalar()
+        read += connection.execute("select pg_stat_get_xact_tuples_returned('agentq.runs'::regclass)").scalar()
+    assert 0 < read <= PAGE
+
+
+def test_images_that_a_purge_died_before_are_deleted_by_the_next(drain: Drain) -> None:
+    drain.run(ANSWERING, ["look", Image.from_bytes(PIXEL)])
+    make_old(drain, 31)
+    with pytest.MonkeyPatch.context() as patch, suppress(Died):
+        patch.setattr("agentq.storage.blobs.delete_unreferenced", dies)
+        drain.client.purge(keep_days=30)
+    assert (tables(drain.database)["runs"], tables(drain.database)["blobs"]) == (0, 1)
+    assert drain.client.purge(keep_days=30) == Purged(blobs=1)
+
+
+def test_a_sub_agents_run_stays_with_its_caller_and_goes_alone_where_that_was_deleted_by_sql(drain: Drain) -> None:
+    drain.run(CALLING)
+    child, parent = sorted(drain.client.runs(), key=lambda run: run.agent == "calling")
+    make_old(drain, 31, drain.client.handle(child.id))
+    assert drain.client.purge(keep_days=30) == Purged()
+    with drain.database.transaction() as connection:
+        connection.execute("delete from agentq.runs where id = %s", (parent.id,))
+    assert drain.client.purge(keep_days=30) == Purged(runs=1)
+    assert set(tables(drain.database).values()) == {0}
+
+
+def dies(*_: Any) -> None:
+    raise Died
 
 
 @pytest.mark.parametrize("old", ["talk", "copy"])

@@ -29,7 +29,7 @@ from tests.services import Services
 # A longer search than in the suite: make test-machine.
 EXAMPLES = int(os.environ.get("AGENTQ_TEST_MACHINE_EXAMPLES", "0"))
 SEARCH = settings(
-    max_examples=EXAMPLES or 30,
+    max_examples=EXAMPLES or 12,
     stateful_step_count=80 if EXAMPLES else 40,
     # The suite looks at the same examples every time.
     derandomize=not EXAMPLES,

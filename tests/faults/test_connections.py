@@ -28,6 +28,7 @@ def connections(worker: Worker, port: int) -> set[int]:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("own_postgres", [["max_connections=20"]], indirect=True)
+@pytest.mark.long
 def test_two_hundred_runs_share_twenty_connections_also_after_a_query_at_import(
     own_postgres: Postgres, redis_url: str, fleet_on: FleetOn
 ) -> None:

@@ -59,6 +59,7 @@ def test_postgres_ends_as_in_a_crash(fleet: SupervisedFleet, own_postgres: Postg
     assert not fleet.deaths
 
 
+@pytest.mark.long
 def test_every_connection_is_ended_again_and_again(fleet: SupervisedFleet, own_postgres: Postgres) -> None:
     handles = [*fleet.enqueue("trio"), *fleet.enqueue("walk", 3)]
     ended = 0

@@ -22,6 +22,7 @@ def of_agents(fleet: SupervisedFleet) -> SupervisedFleet:
 
 
 @pytest.mark.parametrize("agent", ["brief", "brief_batch"])
+@pytest.mark.long
 def test_what_a_tool_has_finished_is_saved_when_postgres_is_back_after_its_limit(
     own_postgres: Postgres, redis_url: str, fleet_on: FleetOn, agent: str
 ) -> None:

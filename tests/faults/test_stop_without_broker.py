@@ -30,6 +30,7 @@ def hang(redis: Redis) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tools", "steps"])
+@pytest.mark.long
 def test_gently(fleet: SupervisedFleet, own_redis: Redis, kind: str) -> None:
     steps, tools = fleet.both(concurrency=2)
     handle = fleet.client.enqueue("slow_tool" if kind == "tools" else "slow_model", "go")
@@ -42,6 +43,7 @@ def test_gently(fleet: SupervisedFleet, own_redis: Redis, kind: str) -> None:
     assert worker.process.wait(timeout=20) is not None
 
 
+@pytest.mark.long
 def test_at_once(fleet: SupervisedFleet, own_redis: Redis) -> None:
     _, tools = fleet.both(concurrency=4)
     handles = [fleet.client.enqueue("slow_tool", "go") for _ in range(4)]

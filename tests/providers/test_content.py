@@ -202,6 +202,17 @@ def test_a_result_that_is_an_error_goes_to_messages_in_words_only() -> None:
         (400, "Could not process image"),
         (400, "You uploaded an unsupported image. Please make sure your image is valid."),
         (400, "Error while downloading https://x.invalid/a.png."),
+        (400, "Timeout while downloading https://x.invalid/a.png."),
+        (400, "Unable to download the file. Please verify the URL and try again."),
+        (400, "Invalid image."),
+        (400, "The image data you provided does not represent a valid image. Please check your input."),
+        (400, "Provided image is not valid."),
+        (400, "messages.0.content.1.pdf.source.base64.data: The PDF specified was not valid."),
+        (400, "The PDF specified is password protected."),
+        (400, "A maximum of 100 PDF pages may be provided."),
+        (400, "too many images and documents: 104 + 1 > 100"),
+        (400, "The image was specified using the image/jpeg media type, but the image appears to be a image/png image"),
+        (400, "Unable to process input image. Please retry or report"),
     ],
 )
 def test_a_model_that_says_that_it_cannot_take_an_image_is_understood(status: int, message: str) -> None:

@@ -63,6 +63,7 @@ def test_the_report_is_put_between_its_marks(results: Results, tmp_path: Path) -
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_work_runs_alone() -> None:
     program("redis-server")
     done = subprocess.run(

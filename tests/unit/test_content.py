@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
 from agentq import ConfigError, ContentError, File, Image, ToolMessage, ToolResult, UserMessage
 from agentq.content import MAX_MESSAGE_BYTES, MAX_PART_BYTES, MAX_PARTS, joined, shown_size, split
@@ -46,7 +47,11 @@ def test_an_image_is_told_by_how_it_begins_whatever_its_name(data: bytes, media_
         (b"fn main() {}", "main.rs2", "text/plain"),
         ("ü\n".encode(), None, "text/plain"),
         (b"PK\x03\x04\xff\x00", "a.zip", "application/zip"),
+        (b"PK\x03\x04", "a.zip", "application/zip"),
         (png(), "a.png", "image/png"),
+        (b"\n" + PDF, "a.pdf", "application/pdf"),
+        # Which Python, or a machine, takes for something that no model reads.
+        *((b"let it = be;\n", f"a.{end}", "text/plain") for end in ("bat", "eml", "m3u8", "man", "ps", "rb", "tcl2")),
     ],
 )
 def test_a_file_is_told_by_its_beginning_or_its_name_or_is_text(data: bytes, name: str | None, media_type: str) -> None:
@@ -77,9 +82,28 @@ def test_a_url_is_kept_as_it_is_and_never_fetched() -> None:
     assert File.from_url("https://x.invalid/report").media_type == ""
 
 
+@pytest.mark.parametrize("end", ["html", "pdf", "zip", "py", ""])
+def test_an_image_by_its_url_is_one_whatever_its_path_ends_with(end: str) -> None:
+    assert Image.from_url(f"https://x.invalid/chart.{end}?size=1").media_type == ""
+
+
+def test_bytes_that_belong_to_another_image_are_refused() -> None:
+    image = Image.from_bytes(png(1), name="a.png")
+    with pytest.raises(ContentError, match="these are not its bytes; make another with Image") as raised:
+        image.with_data(png(2))
+    assert raised.value.details["problem"] == "other_bytes"
+    assert image.with_data(None).with_data(png(1)).data == png(1)
+
+
+def test_a_hash_that_is_none_is_refused() -> None:
+    with pytest.raises(ValidationError, match="sha256"):
+        Image(kind="image", sha256="../0")
+
+
 def test_a_data_url_is_the_bytes_in_it() -> None:
-    url = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
-    assert Image.from_url(url) == Image.from_bytes(png())
+    encoded = base64.b64encode(png()).decode()
+    for url in (f"data:image/png;base64,{encoded}", f"DATA:image/png;base64, {encoded[:40]}\r\n{encoded[40:]}\n"):
+        assert Image.from_url(url) == Image.from_bytes(png())
     assert File.from_url("data:text/plain,a%20b").data == b"a b"
 
 
@@ -108,10 +132,14 @@ def _too_large(path: Path) -> Path:
         (lambda _: Image.from_bytes(b"hello", name="x.png"), "unknown_media_type", "does not begin like image/png"),
         (lambda _: Image.from_bytes(b"hello"), "unknown_media_type", "begins like no known image"),
         (lambda _: Image.from_bytes(JPEG, media_type="image/png"), "unknown_media_type", "it is image/jpeg, not"),
+        (lambda _: File.from_bytes(b"hello", name="x.png"), "unknown_media_type", "does not begin like image/png"),
+        (lambda _: File.from_bytes(JPEG, media_type="image/png"), "unknown_media_type", "does not begin like"),
+        (lambda _: File.from_bytes(b"hello", media_type="application/pdf"), "unknown_media_type", "begin like app"),
         (lambda _: Image.from_bytes(png(), media_type="text/plain"), "unknown_media_type", "use File for it"),
         (lambda _: Image.from_bytes(png(), name="x" * 201), "bad_name", "at most 200 characters"),
         (lambda _: Image.from_url("ftp://x/a.png"), "bad_url", "its URL is an http(s) one"),
         (lambda _: Image.from_url("photo.png"), "bad_url", "its URL is an http(s) one"),
+        (lambda _: Image.from_url(Path("data:,x")), "bad_url", "its URL is an http(s) one"),  # type: ignore[arg-type]
         (lambda _: Image.from_url("https://[x"), "bad_url", "its URL is an http(s) one"),
         (lambda _: Image.from_url("https://x/" + "a" * 9_000), "bad_url", "8,000 characters"),
         (lambda _: Image.from_url("https://me:secret@x/a.png"), "bad_url", "holds a password"),
@@ -145,13 +173,14 @@ def test_a_file_that_cannot_be_read_is_refused() -> None:
         ([], "a run needs a message"),
         (["", " "], "a run needs a message"),
         ({"a": Image.from_bytes(png())}, "a run needs a message"),
+        (["a", Image(kind="image")], "part 2 of the message has neither bytes nor a URL"),
         ([Image.from_bytes(png())] * (MAX_PARTS + 1), "give 100 at most"),
         (
             [File.from_bytes(bytes(MAX_PART_BYTES - n), media_type="a/b") for n in range(3)],
             f"are 60.0 MB together; {shown_size(MAX_MESSAGE_BYTES)} is the most",
         ),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_a_message_that_cannot_be_taken_says_which_part(given: Any, words: str) -> None:
     with pytest.raises(ConfigError) as raised:
@@ -245,7 +274,17 @@ def test_the_text_of_a_result_with_images_is_cut_like_any_other() -> None:
     assert split(text, media)[-1] == media[0]
 
 
-@pytest.mark.parametrize("value", [{"a": Image.from_bytes(png())}, [[Image.from_bytes(png())]]])
+class Chart(BaseModel):
+    title: str
+    image: Any
+
+
+IMAGE = Image.from_bytes(png())
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": IMAGE}, [[IMAGE]], Chart(title="", image=IMAGE), Chart(title="", image=[IMAGE])]
+)
 def test_an_image_deeper_inside_a_value_is_an_error_that_says_where_it_may_be(value: Any) -> None:
     for form in (to_content, to_text):
         with pytest.raises(TypeError, match="return it by itself, or in a list"):

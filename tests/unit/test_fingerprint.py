@@ -53,6 +53,16 @@ def search(query: str, tags: set[str] = {"a", "b", "c"}) -> str:  # noqa: B006 -
     return query
 
 
+class Wish(BaseModel):
+    tags: set[str] = {"a", "b", "c"}
+    places: dict[str, frozenset[str]] = {"in": frozenset({"a", "b", "c"})}
+
+
+def pick(wish: Wish, other: Annotated[set[str], Field(examples=[{"a", "b", "c"}, {"d", "e", "f"}])]) -> str:
+    """Pick one."""
+    return ""
+
+
 def refund(order_id: str, amount: float, note: str = "") -> str:
     """Pay money back."""
     return f"{order_id}: {amount} {note}"
@@ -215,6 +225,19 @@ def test_orders_that_the_model_reads_are_kept(kind: Any) -> None:
     assert make(tools=[other], approve={}).fingerprint != make(tools=[tool(pick)], approve={}).fingerprint
 
 
+@pytest.mark.parametrize("name", ["default", "examples", "required", "description"])
+def test_a_parameter_may_be_called_as_a_keyword_of_schemas(name: str) -> None:
+    def of(*choices: str) -> str:
+        def choose(tags: set[str], choice: str) -> str:
+            """Choose."""
+            return choice
+
+        choose.__annotations__["choice"] = Annotated[Literal[choices], Field(alias=name)]
+        return make(tools=[tool(choose)], approve={}).fingerprint
+
+    assert of("a", "b") != of("b", "a")
+
+
 SCRIPT = """
 import sys
 sys.path.insert(0, "tests/unit")
@@ -222,12 +245,13 @@ import importlib.util
 spec = importlib.util.spec_from_file_location("some_other_name", "tests/unit/test_fingerprint.py")
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-print(module.make(tools=[module.search, module.refund, module.HELPER.as_tool()], memory=module.Facts()).fingerprint)
+tools = [module.search, module.refund, module.pick, module.HELPER.as_tool()]
+print(module.make(tools=tools, memory=module.Facts(), output=module.Wish).fingerprint)
 """
 
 
 def test_it_is_the_same_in_every_process_whatever_the_seed_of_hashes_and_the_modules_name() -> None:
-    mine = make(tools=[search, refund, HELPER.as_tool()], memory=Facts()).fingerprint
+    mine = make(tools=[search, refund, pick, HELPER.as_tool()], memory=Facts(), output=Wish).fingerprint
     for seed in ("0", "1", "2", "3"):
         environment = os.environ | {"PYTHONHASHSEED": seed}
         done = subprocess.run(

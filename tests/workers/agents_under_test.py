@@ -176,3 +176,4 @@ brief_batch = Agent(
 payer = Agent("payer", model=Scripted([Call("looked_for", {"n": 0}), "done"]), tools=[looked_for])
 special = Agent("special", model=Scripted([Call("routed"), "done"]), tools=TOOLS)
 gated = Agent("gated", model=Scripted([Call("nap", {"n": 1, "secs": 0}), "done"]), tools=TOOLS, approve=["nap"])
+teller = Agent("teller", model=Scripted([" ".join(f"word{n}" for n in range(80))], delay_secs=3), stream=True)

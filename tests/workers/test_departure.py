@@ -42,6 +42,7 @@ def test_a_killed_process_of_a_pool_is_noticed_at_once(patient_fleet: Fleet, age
     assert codes(handle) == [code]
 
 
+@pytest.mark.long
 def test_the_lanes_of_a_killed_process_go_on_at_once(patient_fleet: Fleet) -> None:
     patient_fleet.both(concurrency=4)
     handle = patient_fleet.client.enqueue("slow_batch", "go")
@@ -108,6 +109,7 @@ def test_what_a_worker_cannot_finish_in_time_is_given_back_at_once(
     assert len(patient_fleet.calls("begin")) == (1 if code == "interrupted" else 2)
 
 
+@pytest.mark.long
 def test_workers_that_are_replaced_one_after_the_other_under_load_fail_no_run_and_keep_none_waiting(
     patient_fleet: Fleet,
 ) -> None:

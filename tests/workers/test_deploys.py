@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from agentq import Handle
 from tests.waiting import eventually
 from tests.workers.fleet import Fleet, Worker
@@ -72,6 +74,7 @@ def are_held(runs: list[Handle]) -> None:
     eventually(lambda: all(run.run().outdated_at for run in runs), within=60, what="all are held")
 
 
+@pytest.mark.long
 def test_runs_end_on_the_code_they_began_with_while_workers_of_it_are_there(redis_fleet: Fleet) -> None:
     start(redis_fleet, "old")
     runs = under_way(redis_fleet, 3)
@@ -101,6 +104,7 @@ def test_when_the_old_workers_have_gone_runs_are_held_until_they_are_adopted(red
     assert ran(redis_fleet, runs) == all_with("old", range(3), 3) + all_with("new", range(3, 7), 3)
 
 
+@pytest.mark.long
 def test_a_roll_back_takes_held_runs_up_again(redis_fleet: Fleet) -> None:
     old = start(redis_fleet, "old")
     runs = under_way(redis_fleet, 2)

@@ -107,6 +107,7 @@ def test_the_only_workers_are_killed_and_started_again(fleet: Fleet) -> None:
         assert handle.result().text == "done"
 
 
+@pytest.mark.long
 def test_a_tool_that_kills_its_process_is_given_up_after_three_times_and_the_pool_heals(redis_fleet: Fleet) -> None:
     redis_fleet.both(concurrency=2)
     client = redis_fleet.client

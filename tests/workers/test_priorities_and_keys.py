@@ -72,6 +72,7 @@ def test_every_wake_up_of_a_run_has_its_priority_on_the_broker(fleet: Fleet) -> 
 
 
 @pytest.mark.crash
+@pytest.mark.long
 def test_a_key_holds_while_its_workers_are_killed(redis_fleet: Fleet) -> None:
     fleet = redis_fleet
     workers = [fleet.start("steps", concurrency=4), fleet.start("tools", concurrency=4)]

@@ -42,6 +42,7 @@ class Sweeper:
         self._is_leaving = False
         self._pool = pool
         self._queues = list(queues)
+        self._purging: threading.Thread | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="agentq-sweep", daemon=True)
 
@@ -86,13 +87,13 @@ class Sweeper:
                 spared_secs = spared_secs + period if spares else 0.0
                 if time.monotonic() - seen > SEEN_SECS:
                     recovery.let_in_all(self._runtime.sweeping)
-                    self._say_alive()
-                    recovery.wake_outdated(self._runtime.sweeping)
+                    if not self._is_leaving:
+                        self._say_alive()
+                        recovery.wake_outdated(self._runtime.sweeping)
                     seen = time.monotonic()
                 if self._runtime.settings.keep_days is not None and time.monotonic() > purged + PURGE_SECS:
-                    # It may take long, and nobody waits for it.
-                    threading.Thread(target=self._purge, name=_PURGE, daemon=True).start()
                     purged = time.monotonic()
+                    self._start_purge()
             except AgentqError as error:
                 # Whoever is alive renews its leases, and saves what it did meanwhile, before they are taken for lost.
                 spared_until = time.monotonic() + lease_secs
@@ -117,13 +118,19 @@ class Sweeper:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def _start_purge(self) -> None:
+        """It may take long, and nobody waits for it; where the last one still does, there is none beside it."""
+        if self._purging is None or not self._purging.is_alive():
+            self._purging = threading.Thread(target=self._purge, name=_PURGE, daemon=True)
+            self._purging.start()
+
     def _purge(self) -> None:
         try:
             purged = retention.purge(self._runtime.database, keep_days=self._runtime.settings.keep_days or 0)
         except AgentqError as error:
             logger.warning("what is too old stays for another hour: %s", error)
             return
-        if purged.runs or purged.threads:
+        if purged != retention.Purged():
             logger.info("deleted what ended %g days ago: %s", self._runtime.settings.keep_days, purged)
 
     def leave(self) -> None:
@@ -133,8 +140,6 @@ class Sweeper:
 
     def _say_alive(self) -> None:
         runtime = self._runtime
-        if self._is_leaving:
-            return
         with runtime.database.autocommit() as connection:
             versions = {name: agent.version for name, agent in sorted(runtime.agents.items())}
             queues = self._queues
