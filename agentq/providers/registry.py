@@ -13,8 +13,16 @@ from agentq.providers.profiles import PROFILES, variable
 # Imported when a model is called: producers check names, and httpx takes as long to import as all of this.
 _ADAPTERS = {"anthropic": ("agentq.providers.anthropic", "Anthropic")}
 _CHAT = ("agentq.providers.openai_chat", "OpenAIChat")
+_RESPONSES = ("agentq.providers.openai_responses", "OpenAIResponses")
+# Servers that speak the Responses API too, under the name with this end.
+_SUFFIX = "-responses"
+_BOTH = ("openai", "openrouter", "deepseek", "xai", "groq", "fireworks", "ollama", "vllm", "llamacpp", "lmstudio")
 
-KNOWN = ("openai", "anthropic", *(name for name in PROFILES if name != "openai"))
+KNOWN = (
+    *("openai", "anthropic"),
+    *(name for name in PROFILES if name != "openai"),
+    *("openai-chat", *(name + _SUFFIX for name in _BOTH)),
+)
 _BARE = ((re.compile(r"gpt-|chatgpt-|o\d"), "openai"), (re.compile(r"claude-"), "anthropic"))
 
 
@@ -35,9 +43,9 @@ def resolve(model: str | Provider) -> tuple[Provider, str]:
     check(model)
     if isinstance(model, str):
         name, model_name = _split(model)
-        module, adapter = _ADAPTERS.get(name, _CHAT)
+        module, adapter = _RESPONSES if name.endswith(_SUFFIX) else _ADAPTERS.get(name, _CHAT)
         make: Callable[[str], Provider] = getattr(import_module(module), adapter)
-        return make(name), model_name
+        return make(_server(name)), model_name
     return model, getattr(model, "model", "") or model.name
 
 
@@ -45,12 +53,17 @@ def missing_key(model: object) -> str | None:
     """The variable of the key that a model named by a string needs, if it is not set here."""
     if not isinstance(model, str):
         return None
-    name, _ = _split(model)
+    name = _server(_split(model)[0])
     if name != "anthropic" and not PROFILES[name].key_required:
         return None
     key = variable(name, "API_KEY")
     others = ("ANTHROPIC_AUTH_TOKEN",) if name == "anthropic" else ()
     return None if any(os.environ.get(each, "").strip() for each in (key, *others)) else key
+
+
+def _server(name: str) -> str:
+    """Whose address and key a provider has: some have more than one API."""
+    return "openai" if name == "openai-chat" else name.removesuffix(_SUFFIX)
 
 
 def _split(model: str) -> tuple[str, str]:
