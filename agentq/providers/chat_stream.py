@@ -5,20 +5,28 @@ from typing import Any
 
 from agentq.errors import ProviderError
 from agentq.providers.base import Delta
+from agentq.providers.endpoint import DONE
 
 _REASONING = ("reasoning_content", "reasoning")
 
 
 def read_stream(
-    events: Iterable[tuple[str, Mapping[str, Any]]], provider: str, on_delta: Callable[[Delta], None]
+    events: Iterable[tuple[str, Mapping[str, Any]]],
+    provider: str,
+    on_delta: Callable[[Delta], None],
+    *,
+    done_marker: bool = False,
 ) -> dict[str, Any]:
-    """The document. Raises ProviderError ``network`` for a stream that ends before it has said why it does."""
-    whole = _Whole(on_delta)
+    """The document. Raises ProviderError ``network`` for a stream that ends before it has said why it does, and with
+    ``done_marker`` for one that ends without ``[DONE]``: usage and errors may come behind the reason.
+    """
+    whole, is_done = _Whole(on_delta), False
     for name, chunk in events:
         if name == "document":
             return dict(chunk)
+        is_done = name == DONE
         whole.add(chunk)
-    if whole.finish_reason is None:
+    if whole.finish_reason is None or (done_marker and not is_done):
         raise ProviderError("network", f"the stream of {provider} ended in the middle of its reply")
     return whole.document()
 
