@@ -1,15 +1,19 @@
 """The Responses API, as OpenAI and servers compatible with it speak it; nothing is left there between two requests."""
 
+import os
 import re
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from agentq.content import File, Image
 from agentq.errors import ProviderError
 from agentq.messages import AssistantMessage, ToolMessage, ToolResult, UserMessage
 from agentq.output import OUTPUT_TOOL
 from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
+from agentq.providers.choice import tool_choice
 from agentq.providers.content import as_words, data_url, is_image, is_pdf, placeholder, unsupported
 from agentq.providers.endpoint import Endpoint, Secret
 from agentq.providers.profiles import PROFILES, Profile, variable
@@ -20,6 +24,9 @@ from agentq.providers.schemas import OPENAI, narrowed
 from agentq.providers.transcript import IdRule, SentIds, kept_blocks, result_text, sent_name
 
 ENCRYPTED = "reasoning.encrypted_content"
+# Made here of the settings and of what else is in the request.
+_OURS = {"stream", "tool_choice", "parallel_tool_calls", "reasoning_effort"}
+_NAMES = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens"}
 _CALL_IDS = IdRule(r"[a-zA-Z0-9_-]{1,64}", 24)
 _NOT_ENCRYPTED = re.compile(
     r"(encrypted.content|\binclude\b).*(not supported|unsupported|unknown)|(unsupported|unknown).*\binclude\b",
@@ -42,9 +49,9 @@ class OpenAIResponses:
     ``server`` is one of ``PROFILES``, which brings its address; any other one needs ``base_url``, its key is in
     ``<SERVER>_API_KEY``. ``name`` is ``<server>-responses``, for what one API has kept is nothing to another one.
     Nothing is stored there (``store`` is false unless the settings say otherwise): reasoning comes encrypted and goes
-    back. Settings are sent as they are, but for ``max_tokens``, which is ``max_output_tokens`` here, and a
-    ``tool_choice`` in the form of Chat Completions. ``model`` is used where an agent is given this object instead of a
-    "provider:model" string.
+    back. Settings are sent as they are, but for what has another name or form here: ``max_tokens``,
+    ``reasoning_effort``, ``tool_choice`` and ``parallel_tool_calls`` (see the guide). ``model`` is used where an agent
+    is given this object instead of a "provider:model" string.
     """
 
     def __init__(
@@ -66,7 +73,9 @@ class OpenAIResponses:
             default_url=self._profile.base_url,
             base_url=base_url,
             base_url_variable=variable(server, "BASE_URL"),
+            key_header=self._profile.key_header,
             key_required=self._profile.key_required,
+            bearer=Secret(self._profile.bearer_variable) if self._profile.bearer_variable else None,
             headers=dict(headers or {}),
             header_variables=self._profile.header_variables,
         )
@@ -88,38 +97,38 @@ class OpenAIResponses:
         return OutputFormat(schema, strict=False) if forced else None
 
     def complete(self, request: ModelRequest) -> ModelReply:
+        until = time.monotonic() + request.timeout_secs
         try:
-            return self._exchange(request)
+            return self._exchange(request, until)
         except ProviderError as error:
             if error.kind not in ("request_rejected", "model_not_found"):
                 raise
             if _NOT_ENCRYPTED.search(error.message) and (self.name, request.model) not in _plain:
                 _plain.add((self.name, request.model))
-                return self._exchange(request)
+                return self._exchange(request, until)
             if _NOT_TAKEN_BACK.search(error.message):
                 # As after a change of account or region: texts and calls say enough to go on.
-                return self._exchange(request, with_own_items=False)
+                return self._exchange(request, until, with_own_items=False)
             raise
 
-    def _exchange(self, request: ModelRequest, *, with_own_items: bool = True) -> ModelReply:
+    def _exchange(self, request: ModelRequest, until: float, *, with_own_items: bool = True) -> ModelReply:
         body = request_body(request, self.name, with_own_items=with_own_items)
+        path = azure_path(self._endpoint.url) if self._server == "azure" else "/responses"
+        timeout_secs = until - time.monotonic()
         if request.on_delta is None:
-            document = self._endpoint.post("/responses", body, request.timeout_secs)
+            document = self._endpoint.post(path, body, timeout_secs)
         else:
-            events = self._endpoint.stream("/responses", body | {"stream": True}, request.timeout_secs)
-            with closing(events):
+            with closing(self._endpoint.stream(path, body | {"stream": True}, timeout_secs)) as events:
                 document = read_stream(events, self.name, request.on_delta)
         return read_reply(document, self.name, request.model)
 
 
 def request_body(request: ModelRequest, name: str, *, with_own_items: bool = True) -> dict[str, Any]:
     """The request as it is sent: beside what makes it stateless nothing in it that was not asked for."""
-    body = {"store": False} | {key: value for key, value in request.settings.items() if key != "stream"}
-    for key in ("max_tokens", "max_completion_tokens"):
-        if key in body:
-            body["max_output_tokens"] = body.pop(key)
-    if "tool_choice" in body:
-        body["tool_choice"] = _choice(body["tool_choice"])
+    given = {_NAMES.get(key, key): value for key, value in request.settings.items() if key not in _OURS}
+    body = {"store": False} | given | _choice(request)
+    if effort := request.settings.get("reasoning_effort"):
+        body["reasoning"] = {"effort": effort} | body.get("reasoning", {})
     if (name, request.model) not in _plain:
         body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED]))
     if request.instructions.strip():
@@ -133,10 +142,23 @@ def request_body(request: ModelRequest, name: str, *, with_own_items: bool = Tru
     return body
 
 
-def _choice(choice: Any) -> Any:
-    """The form of Chat Completions has the name one level deeper."""
-    function = choice.get("function") if isinstance(choice, dict) else None
-    return {"type": "function", **function} if isinstance(function, dict) else choice
+def azure_path(address: str) -> str:
+    """As for Chat Completions, see profiles.azure_path; the deployment is told as the model alone."""
+    if urlsplit(address).path.strip("/"):
+        return "/responses"
+    if version := os.environ.get("OPENAI_API_VERSION", "").strip():
+        return f"/openai/responses?api-version={quote(version, safe='')}"
+    return "/openai/v1/responses"
+
+
+def _choice(request: ModelRequest) -> dict[str, Any]:
+    choice = tool_choice(request)
+    if choice is None:
+        return {}
+    named = {"type": "function", "name": choice.name}
+    chosen = choice.other or (named if choice.mode == "tool" else choice.mode)
+    said = {"tool_choice": chosen, "parallel_tool_calls": choice.parallel}
+    return {key: value for key, value in said.items() if value is not None}
 
 
 def _tool(spec: ToolSpec) -> dict[str, Any]:

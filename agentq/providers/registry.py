@@ -16,13 +16,13 @@ _CHAT = ("agentq.providers.openai_chat", "OpenAIChat")
 _RESPONSES = ("agentq.providers.openai_responses", "OpenAIResponses")
 # Servers that speak the Responses API too, under the name with this end.
 _SUFFIX = "-responses"
-_BOTH = ("openai", "openrouter", "deepseek", "xai", "groq", "fireworks", "ollama", "vllm", "llamacpp", "lmstudio")
-
-KNOWN = (
-    *("openai", "anthropic"),
-    *(name for name in PROFILES if name != "openai"),
-    *("openai-chat", *(name + _SUFFIX for name in _BOTH)),
+_BOTH = (
+    *("openai", "azure", "openrouter", "deepseek", "xai", "groq", "fireworks"),
+    *("ollama", "vllm", "llamacpp", "lmstudio"),
 )
+
+KNOWN = ("openai", "anthropic", *(name for name in PROFILES if name != "openai"))
+_NAMES = (*KNOWN, "openai-chat", *(name + _SUFFIX for name in _BOTH))
 _BARE = ((re.compile(r"gpt-|chatgpt-|o\d"), "openai"), (re.compile(r"claude-"), "anthropic"))
 
 
@@ -70,19 +70,19 @@ def _split(model: str) -> tuple[str, str]:
     name, colon, rest = (part.strip() for part in model.partition(":"))
     if not colon or not rest:
         raise ConfigError(f"the model {model!r} has no provider{_suggest(model)}")
-    if name not in KNOWN:
-        near = difflib.get_close_matches(name.lower(), KNOWN, n=1)
+    if name not in _NAMES:
+        near = difflib.get_close_matches(name.lower(), _NAMES, n=1)
         hint = f"did you mean '{near[0]}:{rest}'? " if near else ""
-        raise ConfigError(f"the model {model!r} names no known provider; {hint}Known are {', '.join(KNOWN)}")
+        raise ConfigError(f"the model {model!r} names no known provider; {hint}Known are {', '.join(_NAMES)}")
     return name, rest
 
 
 def _suggest(model: str) -> str:
     """What a name without a colon was meant to be: LiteLLM has a slash there, and known families can be guessed."""
     name, slash, rest = model.strip(": ").partition("/")
-    if slash and name in KNOWN and rest:
+    if slash and name in _NAMES and rest:
         return f"; did you mean '{name}:{rest}'?"
     for pattern, provider in _BARE:
         if pattern.match(model):
             return f"; did you mean '{provider}:{model}'?"
-    return f"; write 'provider:model', with one of {', '.join(KNOWN)}"
+    return f"; write 'provider:model', with one of {', '.join(_NAMES)}"
