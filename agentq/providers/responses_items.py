@@ -9,32 +9,27 @@ from agentq.providers.transcript import arguments_object, sent_name
 
 def texts_of(item: dict[str, Any]) -> Iterator[str]:
     """The texts of a message, which some servers give as one string; of any other item none."""
-    if item.get("type") != "message":
-        return
-    content = item.get("content")
+    content = item.get("content") if item.get("type") == "message" else None
     if isinstance(content, str):
         yield content
     for part in content if isinstance(content, list) else ():
-        if isinstance(part, dict) and part.get("type") == "output_text" and isinstance(part.get("text"), str):
+        if _has_text(part, str):
             yield part["text"]
 
 
 def without_texts(item: dict[str, Any]) -> dict[str, Any]:
     """The item with the length of each text in its place, and no arguments: the reply has these already."""
-    if item.get("type") == "function_call":
-        return {**item, "arguments": ""}
-    if item.get("type") != "message":
-        return item
     content = item.get("content")
-    if isinstance(content, str):
-        return {**item, "content": len(content)}
-    parts = [
-        {**part, "text": len(part["text"])}
-        if isinstance(part, dict) and part.get("type") == "output_text" and isinstance(part.get("text"), str)
-        else part
-        for part in (content if isinstance(content, list) else ())
-    ]
-    return {**item, "content": parts}
+    match item.get("type"):
+        case "function_call":
+            return {**item, "arguments": ""}
+        case "message" if isinstance(content, str):
+            return {**item, "content": len(content)}
+        case "message" if isinstance(content, list):
+            parts = [{**part, "text": len(part["text"])} if _has_text(part, str) else part for part in content]
+            return {**item, "content": parts}
+        case _:
+            return item
 
 
 def made_whole(
@@ -59,7 +54,7 @@ def made_whole(
                 "arguments": sent_arguments(call.arguments),
             }
         elif item.get("type") == "message":
-            whole = {**item, "content": _content(item["content"], message.text[chars:])}
+            whole = {**item, "content": _content(item.get("content"), message.text[chars:])}
         items.append(whole)
         chars += _length(item)
     return items
@@ -70,27 +65,27 @@ def sent_arguments(text: str) -> str:
     return text if arguments_object(text) or text.strip() == "{}" else "{}"
 
 
+def _has_text(part: Any, kind: type) -> bool:
+    return isinstance(part, dict) and part.get("type") == "output_text" and isinstance(part.get("text"), kind)
+
+
 def _length(item: dict[str, Any]) -> int:
     """How much of the reply's text is this item's."""
-    if item.get("type") != "message":
-        return 0
-    content = item["content"]
-    return content if isinstance(content, int) else sum(_part_length(part) for part in content)
-
-
-def _part_length(part: Any) -> int:
-    length = part.get("text") if isinstance(part, dict) and part.get("type") == "output_text" else 0
-    return length if isinstance(length, int) else 0
+    content = item.get("content") if item.get("type") == "message" else None
+    if isinstance(content, int):
+        return content
+    return sum(part["text"] for part in content if _has_text(part, int)) if isinstance(content, list) else 0
 
 
 def _content(content: Any, text: str) -> Any:
     """The content with the texts, which are the beginning of ``text``, in their places."""
-    if isinstance(content, int):
-        return text[:content]
+    if not isinstance(content, list):
+        return text[:content] if isinstance(content, int) else content
     parts, chars = [], 0
     for part in content:
-        length = _part_length(part)
-        is_text = isinstance(part, dict) and isinstance(part.get("text"), int)
-        parts.append({**part, "text": text[chars : chars + length]} if is_text else part)
-        chars += length
+        if _has_text(part, int):
+            begin, chars = chars, chars + part["text"]
+            parts.append({**part, "text": text[begin:chars]})
+        else:
+            parts.append(part)
     return parts

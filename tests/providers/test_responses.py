@@ -1,7 +1,10 @@
 """Responses answers: recorded ones as the official client reads them, streamed or not, and those that went wrong."""
 
 import json
+import random
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from agentq.errors import ProviderError
 from agentq.messages import AssistantMessage, Message, Usage, UserMessage, dump_message, load_message
 from agentq.providers.base import Delta, ModelReply, ModelRequest
+from agentq.providers.endpoint import stream_events
 from agentq.providers.openai_responses import OpenAIResponses, request_body
 from agentq.providers.responses_reply import read_reply
 from agentq.providers.responses_stream import read_stream
@@ -137,22 +141,64 @@ def sent(provider: str, model: str, *messages: Message) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------------------------------------- streams
 
 
+def read(body: bytes, provider: str = "openai-responses") -> ModelReply:
+    document = read_stream(stream_events(provider, [body]), provider, lambda _: None)
+    return read_reply(document, provider, "m")
+
+
 @pytest.mark.parametrize("row", STREAMED, ids=ids(STREAMED))
 def test_a_stream_that_is_cut_is_an_error_and_never_a_reply(row: dict[str, Any]) -> None:
-    sse = row["response"]["sse"].strip().removesuffix("data: [DONE]").strip()
-    events = [event + "\n\n" for event in sse.split("\n\n")]
-    cuts = ["".join(events[:end]) for end in range(len(events))]
-    # In the middle of each one too.
-    cuts += [begun + event[: len(event) // 2] for begun, event in zip(cuts, events, strict=True)]
-    left = iter(cuts)
-    passing = ProviderError.PASSING if ORACLE[row["id"]]["ok"] else {*ProviderError.PASSING, "quota_exceeded"}
-    with serve(lambda _: response(next(left).encode(), content_type="text/event-stream")) as fake:
-        provider = OpenAIResponses(base_url=fake.url, api_key="sk-test-key")
-        for _ in cuts:
-            with pytest.raises(ProviderError) as caught:
-                provider.complete(ModelRequest("m", "", [UserMessage(text="hello")], on_delta=lambda _: None))
-            assert caught.value.kind in passing
-    assert next(left, None) is None
+    sse = row["response"]["sse"].encode()
+    end = sse.rstrip().removesuffix(b"data: [DONE]").rstrip()
+    borders = [0, *(found.end() for found in re.finditer(rb"\n\n", end))]
+    anywhere = random.Random(row["id"]).choices(range(len(end)), k=60)
+    kinds = {"network", "reply_invalid"} | ({"quota_exceeded"} if row not in GOOD else set())
+    for cut in [*borders, *anywhere, len(end) - 1]:
+        with pytest.raises(ProviderError) as caught:
+            read(sse[:cut])
+        assert caught.value.kind in kinds
+    if row in GOOD:
+        assert read(end) == read(sse)
+
+
+def test_a_connection_that_breaks_off_in_a_stream_is_an_error() -> None:
+    whole = stream(HI, *DONE, {"type": "response.completed", "response": {"output": [MESSAGE]}})
+    body = b"".join(whole)
+    with pytest.raises(ProviderError) as caught:
+        ask([body[: body.index(b"event: response.completed")]], on_delta=lambda _: None)
+    assert caught.value.kind == "network"
+
+
+@pytest.mark.parametrize("row", STREAMED, ids=ids(STREAMED))
+def test_an_event_of_wrong_types_is_a_reply_or_an_error_of_the_provider(row: dict[str, Any]) -> None:
+    chance = random.Random(row["id"])
+    lines = row["response"]["sse"].splitlines(keepends=True)
+    events = [at for at, line in enumerate(lines) if line.startswith("data: {")]
+    for _ in range(100):
+        # The last one has all of the reply.
+        at = chance.choice([chance.choice(events), events[-1]])
+        wrong = f"data: {json.dumps(spoiled(json.loads(lines[at][6:]), chance))}\n"
+        with suppress(ProviderError):
+            sent("openai-responses", "m", read("".join([*lines[:at], wrong, *lines[at + 1 :]]).encode()).message)
+
+
+def test_an_answer_of_wrong_types_is_a_reply_or_an_error_of_the_provider() -> None:
+    chance = random.Random(5)
+    for row in [row for row in GOOD if not is_streamed(row)] * 40:
+        document = spoiled(json.loads(json.dumps(row["response"]["body"])), chance)
+        with suppress(ProviderError):
+            sent("openai-responses", "m", read_reply(document, "openai-responses", "m").message)
+
+
+def spoiled(value: Any, chance: random.Random, depth: int = 0) -> Any:
+    """The same with one value of another type somewhere in it, below its first level."""
+    if isinstance(value, dict | list) and value and (depth == 0 or chance.random() < 0.85):
+        likely = ("response", "output", "item", "delta", "content", "status", "type")
+        keys = [key for key in value if key in likely] * 3 if isinstance(value, dict) else []
+        key = chance.choice([*keys, *(value if isinstance(value, dict) else range(len(value)))])
+        value[key] = spoiled(value[key], chance, depth + 1)
+        return value
+    return chance.choice([None, True, 5, "x", "", [], {}, [5], {"a": 5}, 1.5, [{}], [None]])
 
 
 def stream(*events: dict[str, Any]) -> Answer:
@@ -164,6 +210,19 @@ MESSAGE = {"type": "message", "role": "assistant", "content": [{"type": "output_
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"n": 1}'}
 DONE = [{"type": "response.output_item.done", "output_index": n, "item": i} for n, i in enumerate([MESSAGE, CALL])]
 HI = {"type": "response.output_text.delta", "output_index": 0, "delta": "Hi."}
+
+
+def test_items_without_numbers_come_one_after_the_other() -> None:
+    item = {**CALL, "arguments": ""}
+    events = []
+    for name in ("look", "see"):
+        events.append({"type": "response.output_item.added", "item": {**item, "name": name}})
+        events.append({"type": "response.function_call_arguments.delta", "delta": '{"n": 1}'})
+        events.append({"type": "response.output_item.done", "item": {**CALL, "name": name}})
+    deltas: list[Delta] = []
+    message = ask(stream(*events, {"type": "response.completed", "response": {}}), on_delta=deltas.append).message
+    assert [call.name for call in message.calls] == ["look", "see"]
+    assert [(delta.call, delta.name) for delta in deltas] == [(0, "look"), (1, "see")]
 
 
 def test_where_the_last_event_has_no_output_the_items_as_they_were_done_count() -> None:
