@@ -76,6 +76,8 @@ class _Whole:
         output = response.get("output") or [self._done[index] for index in sorted(self._done)]
         if self._has_shown and not output:
             raise ProviderError("reply_invalid", f"{provider} ended its reply without the items that it had streamed")
+        if status == "completed" and response.get("status") in ("incomplete", "cancelled"):
+            status = response["status"]
         return {**response, "status": status, "output": output}
 
 

@@ -312,8 +312,13 @@ def test_a_failure_is_of_one_kind_in_whatever_form_it_is_told(code: str, text: s
 def test_a_reply_says_why_it_ended(status: Any, reason: Any, stop: str, text: str) -> None:
     details = {"reason": reason} if reason else None
     document = {"status": status, "incomplete_details": details, "output": [MESSAGE]}
-    message = read_reply(document, "openai-responses", "m").message
-    assert (message.stop, message.text) == (stop, text)
+    streamed = stream(HI, {"type": f"response.{status or 'completed'}", "response": document})
+    odd = stream(HI, {"type": "response.completed", "response": document})
+    for answer in (response(document), streamed, odd):
+        message = ask(answer, on_delta=lambda _: None).message
+        assert (message.stop, message.text) == (stop, text)
+    later = stream(HI, {"type": f"response.{status or 'completed'}", "response": document | {"status": "in_progress"}})
+    assert ask(later, on_delta=lambda _: None).message.stop == stop
 
 
 def test_a_call_that_was_cut_is_not_one_to_be_run() -> None:
