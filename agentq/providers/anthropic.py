@@ -67,9 +67,9 @@ class Anthropic:
 
     def complete(self, request: ModelRequest) -> ModelReply:
         body, said, usage = request_body(request, self.name), list[Any](), Usage()
-        until = time.monotonic() + request.timeout_secs
+        left, until = request.timeout_secs, time.monotonic() + request.timeout_secs
         for _ in range(1 + MAX_PAUSES):
-            document = self._ask(body, request, until - time.monotonic())
+            document = self._ask(body, request, left)
             content = document.get("content")
             said += content if isinstance(content, list) else ()
             usage += read_usage(document.get("usage"))
@@ -77,6 +77,7 @@ class Anthropic:
                 break
             # One of Anthropic's own tools takes long: what there is goes back unchanged, and the model goes on with it.
             body = body | {"messages": [*body["messages"], {"role": "assistant", "content": content}]}
+            left = until - time.monotonic()
         whole = document | {"content": said} if isinstance(content, list) else document
         reply = read_reply(whole, self.name, request.model)
         return ModelReply(reply.message, usage)

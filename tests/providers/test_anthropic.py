@@ -283,7 +283,8 @@ def test_the_request_has_the_version_and_the_key(monkeypatch: pytest.MonkeyPatch
 def texts_joined(content: list[Any]) -> list[Any]:
     """Neighbouring texts as one block."""
     joined: list[Any] = []
-    for is_text, blocks in groupby(content, lambda block: block["type"] == "text"):
+    for is_text, group in groupby(content, lambda block: block["type"] == "text"):
+        blocks = list(group)
         joined += [{"type": "text", "text": "".join(block["text"] for block in blocks)}] if is_text else blocks
     return joined
 
