@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -99,26 +100,28 @@ class OpenAIResponses:
     def complete(self, request: ModelRequest) -> ModelReply:
         until = time.monotonic() + request.timeout_secs
         try:
-            return self._exchange(request, until)
+            return self._exchange(request)
         except ProviderError as error:
             if error.kind not in ("request_rejected", "model_not_found"):
                 raise
+            with_own_items = True
             if _NOT_ENCRYPTED.search(error.message) and (self.name, request.model) not in _plain:
                 _plain.add((self.name, request.model))
-                return self._exchange(request, until)
-            if _NOT_TAKEN_BACK.search(error.message):
+            elif _NOT_TAKEN_BACK.search(error.message):
                 # As after a change of account or region: texts and calls say enough to go on.
-                return self._exchange(request, until, with_own_items=False)
-            raise
+                with_own_items = False
+            else:
+                raise
+        again = replace(request, timeout_secs=max(until - time.monotonic(), 0.001))
+        return self._exchange(again, with_own_items=with_own_items)
 
-    def _exchange(self, request: ModelRequest, until: float, *, with_own_items: bool = True) -> ModelReply:
+    def _exchange(self, request: ModelRequest, *, with_own_items: bool = True) -> ModelReply:
         body = request_body(request, self.name, with_own_items=with_own_items)
         path = azure_path(self._endpoint.url) if self._server == "azure" else "/responses"
-        timeout_secs = until - time.monotonic()
         if request.on_delta is None:
-            document = self._endpoint.post(path, body, timeout_secs)
+            document = self._endpoint.post(path, body, request.timeout_secs)
         else:
-            with closing(self._endpoint.stream(path, body | {"stream": True}, timeout_secs)) as events:
+            with closing(self._endpoint.stream(path, body | {"stream": True}, request.timeout_secs)) as events:
                 document = read_stream(events, self.name, request.on_delta)
         return read_reply(document, self.name, request.model)
 
@@ -128,9 +131,9 @@ def request_body(request: ModelRequest, name: str, *, with_own_items: bool = Tru
     given = {_NAMES.get(key, key): value for key, value in request.settings.items() if key not in _OURS}
     body = {"store": False} | given | _choice(request)
     if effort := request.settings.get("reasoning_effort"):
-        body["reasoning"] = {"effort": effort} | body.get("reasoning", {})
+        body["reasoning"] = {"effort": effort} | (body.get("reasoning") or {})
     if (name, request.model) not in _plain:
-        body["include"] = list(dict.fromkeys([*body.get("include", ()), ENCRYPTED]))
+        body["include"] = list(dict.fromkeys([*(body.get("include") or ()), ENCRYPTED]))
     if request.instructions.strip():
         body["instructions"] = request.instructions
     body |= {"model": request.model, "input": _input(request, name, with_own_items)}
@@ -138,7 +141,7 @@ def request_body(request: ModelRequest, name: str, *, with_own_items: bool = Tru
         body["tools"] = [*body.get("tools", ()), *map(_tool, request.tools)]
     if request.output is not None:
         answer = {"name": OUTPUT_TOOL, "schema": request.output.schema, "strict": request.output.strict}
-        body["text"] = {"format": {"type": "json_schema", **answer}} | body.get("text", {})
+        body["text"] = {"format": {"type": "json_schema", **answer}} | (body.get("text") or {})
     return body
 
 

@@ -74,10 +74,10 @@ class _Whole:
         """What the last event says; the items as they were done where it leaves them out, as some servers do."""
         response = _dict(event.get("response"))
         output = response.get("output") or [self._done[index] for index in sorted(self._done)]
-        if self._has_shown and not output:
-            raise ProviderError("reply_invalid", f"{provider} ended its reply without the items that it had streamed")
         if status == "completed" and response.get("status") in ("incomplete", "cancelled"):
             status = response["status"]
+        if status == "completed" and self._has_shown and not output:
+            raise ProviderError("reply_invalid", f"{provider} ended its reply without the items that it had streamed")
         return {**response, "status": status, "output": output}
 
 

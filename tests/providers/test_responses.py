@@ -238,6 +238,12 @@ def test_a_text_that_was_shown_and_is_in_no_item_is_no_empty_reply() -> None:
     assert caught.value.kind == "reply_invalid"
 
 
+def test_a_text_that_was_shown_and_then_filtered_is_a_blocked_reply() -> None:
+    filtered = {"output": [], "incomplete_details": {"reason": "content_filter"}}
+    message = ask(stream(HI, {"type": "response.incomplete", "response": filtered}), on_delta=lambda _: None).message
+    assert (message.stop, message.text) == ("blocked", "")
+
+
 def test_the_last_event_is_the_truth_and_what_was_shown_is_not() -> None:
     last = {"type": "response.completed", "response": {"output": [{**MESSAGE, "content": "Hello."}]}}
     assert ask(stream(HI, *DONE, last), on_delta=lambda _: None).message.text == "Hello."
