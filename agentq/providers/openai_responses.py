@@ -239,8 +239,9 @@ def _own_items(message: AssistantMessage, name: str, model: str, call_ids: list[
 
 
 def _neutral_items(message: AssistantMessage, call_ids: list[str]) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = [{"role": "assistant", "content": message.text}] if message.text.strip() else []
-    return items + [
+    # llama.cpp takes an assistant's message by its type only.
+    said: dict[str, Any] = {"type": "message", "role": "assistant", "content": message.text}
+    return ([said] if message.text.strip() else []) + [
         {
             "type": "function_call",
             "call_id": call_id,

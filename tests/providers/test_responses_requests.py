@@ -334,7 +334,7 @@ def test_reasoning_that_led_to_nothing_does_not_go_back() -> None:
 def test_a_reply_that_a_hook_has_changed_goes_back_as_text_and_calls(change: Any) -> None:
     reply = own(REASONING, SAID, CALLS[0]).model_copy(update=change)
     items = sent("openai-responses", "m", reply)
-    assert items[0] == {"role": "assistant", "content": reply.text}
+    assert items[0] == {"type": "message", "role": "assistant", "content": reply.text}
     assert [(item["call_id"], item["arguments"]) for item in items[1:]] == [(c.id, c.arguments) for c in reply.calls]
     assert all("id" not in item for item in items)
 
@@ -396,7 +396,7 @@ def test_a_thread_whose_items_are_not_taken_back_goes_on_with_texts_and_calls(
         reply = OpenAIResponses(base_url=server.url, api_key="k").complete(ModelRequest("m", "", thread))
     assert reply.message.text == "One."
     assert [len(asked.body["input"]) for asked in server.asked] == [4, 3]
-    assert server.asked[1].body["input"][1] == {"role": "assistant", "content": "One."}
+    assert server.asked[1].body["input"][1] == {"type": "message", "role": "assistant", "content": "One."}
 
 
 def test_any_other_refusal_is_not_tried_again() -> None:
