@@ -30,6 +30,7 @@ _WORDS: dict[str, ProviderFault] = {
     "request_too_large": "context_too_long",
     "content_filter": "content_filtered",
     "content_policy_violation": "content_filtered",
+    "image_content_policy_violation": "content_filtered",
     "responsibleaipolicyviolation": "content_filtered",
     "invalid_prompt": "content_filtered",
     "bio_policy": "content_filtered",
@@ -51,6 +52,13 @@ _WORDS: dict[str, ProviderFault] = {
     "model_not_found": "model_not_found",
     "not_found_error": "model_not_found",
 }
+# https://platform.openai.com/docs/api-reference/responses/object, the codes of what cannot be seen.
+for _word in (
+    *("invalid_image", "invalid_image_format", "invalid_image_mode", "invalid_image_url", "invalid_base64_image"),
+    *("image_too_large", "image_too_small", "image_file_too_large", "image_parse_error", "image_file_not_found"),
+    *("empty_image_file", "failed_to_download_image", "unsupported_image_media_type", "unsupported_file"),
+):
+    _WORDS[_word] = "content_unsupported"
 # These say less than the status does, so they count only where the status is 200.
 _VAGUE: dict[str, ProviderFault] = {"invalid_request_error": "request_rejected", "invalid_argument": "request_rejected"}
 _STATUS: dict[int, ProviderFault] = {
@@ -140,9 +148,12 @@ def event_document(provider: str, data: str, *, key: str = "") -> dict[str, Any]
 
 
 def _embedded(provider: str, document: Mapping[str, Any], key: str) -> ProviderError | None:
-    """The error that came with status 200, in the document or, as OpenRouter does it, in its choice."""
-    for holder in (document, *_list(document.get("choices"))):
-        if isinstance(holder, dict) and (holder.get("error") or holder.get("object") == "error"):
+    """The error that came with status 200: in the document, in its choice (OpenRouter), in the response it tells of.
+
+    An event of type error may also be the error itself, as OpenAI's are by its types.
+    """
+    for holder in (document, *_list(document.get("choices")), document.get("response")):
+        if isinstance(holder, dict) and (holder.get("error") or "error" in (holder.get("object"), holder.get("type"))):
             body = _read(holder, "")
             status = body.code or 200
             return _error(_kind(body, status), _sentence(provider, f"{status} inside a 200", body), key, status=status)
@@ -189,7 +200,7 @@ def _obey(headers: Mapping[str, str], error: ProviderError) -> None:
 
 def _read(document: Any, raw: str) -> _Body:
     outer = document if isinstance(document, dict) else {}
-    error = outer.get("error", outer)
+    error = outer.get("error") or outer
     inner = error if isinstance(error, dict) else {}
     text = error if isinstance(error, str) else inner.get("message") or outer.get("message") or outer.get("detail")
     if not text:
