@@ -9,7 +9,7 @@ import pytest
 
 from agentq import Agent, Handle
 from agentq.providers.anthropic import Anthropic
-from agentq.providers.base import Delta, ModelReply, ModelRequest, Provider
+from agentq.providers.base import Delta, HasOutputFormat, ModelReply, ModelRequest, OutputFormat, Provider
 from agentq.providers.openai_chat import OpenAIChat
 from agentq.storage.database import Database
 from tests.engine.drain import Drain
@@ -29,6 +29,10 @@ class Streamed:
     @property
     def name(self) -> str:
         return self.provider.name
+
+    def output_format(self, schema: dict[str, Any], *, forced: bool) -> OutputFormat | None:
+        assert isinstance(self.provider, HasOutputFormat)
+        return self.provider.output_format(schema, forced=forced)
 
     def complete(self, request: ModelRequest) -> ModelReply:
         def show(_: Delta) -> None: ...
