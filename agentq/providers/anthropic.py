@@ -1,11 +1,13 @@
 """Anthropic's Messages API."""
 
+import re
 import time
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
 from agentq.content import File, Image
+from agentq.errors import ProviderError
 from agentq.messages import AssistantMessage, ToolMessage, Usage, UserMessage
 from agentq.providers.anthropic_reply import is_sendable, read_reply, read_usage
 from agentq.providers.anthropic_stream import read_stream
@@ -21,6 +23,7 @@ MAX_PAUSES = 10
 # Made here of the settings and of what else is in the request.
 _OURS = {"stream", "tool_choice", "parallel_tool_calls"}
 _EFFORTS = {name: name for name in ("low", "medium", "high", "xhigh", "max")} | {"minimal": "low"}
+_PARAMETER = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _CALL_IDS = IdRule(r"[a-zA-Z0-9_-]{1,64}", 32)
 
 
@@ -133,6 +136,13 @@ def _choice(request: ModelRequest) -> dict[str, Any]:
 
 
 def _tool(spec: ToolSpec) -> dict[str, Any]:
+    """Raises ProviderError for a parameter that the API has no name for, which says less clearly what is wrong."""
+    for name in spec.parameters.get("properties", ()):
+        if not _PARAMETER.fullmatch(name):
+            wanted = "letters from a to z, digits, _, . and -, at most 64"
+            raise ProviderError(
+                "request_rejected", f"tool {spec.name!r}: rename parameter {name!r} for Claude: {wanted}"
+            )
     tool: dict[str, Any] = {"name": spec.name, "input_schema": {"properties": {}, **spec.parameters}}
     if spec.description:
         tool["description"] = spec.description

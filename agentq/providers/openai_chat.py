@@ -15,7 +15,7 @@ from agentq.providers.choice import tool_choice
 from agentq.providers.content import as_words, data_url, is_image, is_pdf, placeholder, unsupported
 from agentq.providers.endpoint import Endpoint, Secret
 from agentq.providers.profiles import PROFILES, Profile, azure_path, variable
-from agentq.providers.schemas import OPENAI, narrowed
+from agentq.providers.schemas import OPENAI, narrowed, with_items
 from agentq.providers.transcript import SentIds, arguments_object, kept_blocks, result_text, sent_name
 
 # Made here of the settings and of what else is in the request.
@@ -125,7 +125,7 @@ def _choice(request: ModelRequest, profile: Profile) -> dict[str, Any]:
 
 
 def _tool(spec: ToolSpec) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": spec.name, "parameters": {"properties": {}, **spec.parameters}}
+    function: dict[str, Any] = {"name": spec.name, "parameters": with_items({"properties": {}, **spec.parameters})}
     if spec.description:
         function["description"] = spec.description
     return {"type": "function", "function": function}
