@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from agentq.memory import Memory
     from agentq.messages import AssistantMessage, Message, ToolCall, ToolMessage, ToolResult, Usage, UserMessage
     from agentq.output import AskAgain
+    from agentq.prices import Price, set_prices
     from agentq.run import Approval, Event, Result, Run
     from agentq.threads import StoredThread
     from agentq.tools import Tool, tool
@@ -87,6 +88,7 @@ __all__ = [
     "ModelView",
     "NeedsApproval",
     "NotHappened",
+    "Price",
     "ProviderError",
     "Reject",
     "Respond",
@@ -118,6 +120,7 @@ __all__ = [
     "Wait",
     "WaitTimeoutError",
     "Why",
+    "set_prices",
     "tool",
 ]
 
@@ -168,6 +171,7 @@ _HOMES = {
     "agentq.memory": ("Memory",),
     "agentq.messages": ("AssistantMessage", "Message", "ToolCall", "ToolMessage", "ToolResult", "Usage", "UserMessage"),
     "agentq.output": ("AskAgain",),
+    "agentq.prices": ("Price", "set_prices"),
     "agentq.run": ("Approval", "Event", "Result", "Run"),
     "agentq.threads": ("StoredThread",),
     "agentq.tools": ("Tool", "tool"),

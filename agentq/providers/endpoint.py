@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentq.errors import ProviderError
+from agentq.providers.accounts import account_id
 from agentq.providers.faults import event_document, http_fault
 from agentq.providers.http import HttpReply, open_stream, post_json
 from agentq.providers.sse import server_events
@@ -81,6 +82,13 @@ class Endpoint:
                 if event.data.strip() == "[DONE]":
                     return
                 yield event.name, event_document(self.name, event.data, key=key)
+
+    def account(self) -> str | None:
+        """See HasAccount; None where there is no key or address to call with."""
+        try:
+            return account_id(self.name, self._url(), self._key()[0])
+        except ProviderError:
+            return None
 
     def _document(self, reply: HttpReply, key: str) -> dict[str, Any]:
         fault = http_fault(self.name, reply, key=key)

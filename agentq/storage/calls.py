@@ -20,6 +20,7 @@ from agentq.storage.rows import (
     to_claim,
     to_open_call,
     to_snapshot,
+    usage_values,
 )
 from agentq.storage.sql import Connection, Row, text
 from agentq.storage.steps import (
@@ -103,7 +104,11 @@ _FINISHED = f"""
 """
 _FINISH = text(_FINISHED.format(used=""))
 # What a sub-agent used, its own sub-agents included, is used by the run that called it.
-_USED = "".join(f", {name} = coalesce({name} + coalesce(:{name}, 0), :{name})" for name in Usage.model_fields)
+_USED = "".join(
+    f", {name} = coalesce({name} + coalesce({given}, 0), {given})"
+    for name, given in {name: f"CAST(:{name} AS numeric)" for name in Usage.model_fields if name != "unpriced"}.items()
+)
+_USED += ", unpriced = coalesce(unpriced OR :unpriced, :unpriced, unpriced)"
 _FINISH_AGENT = text(_FINISHED.format(used=_USED))
 _ASK_RUN = text(f"""
     WITH {BOUNDED}
@@ -261,7 +266,11 @@ def finish(
     message = ToolMessage(result=result)
     values = ref.__dict__ | {"asked": int(was_asked), "token": token, "code": result.code or "success"}
     values |= {"happened": journal.happened([event], message), "message": dump_message(message)}
-    row = connection.first(_FINISH, values) if used is None else connection.first(_FINISH_AGENT, values | dict(used))
+    row = (
+        connection.first(_FINISH, values)
+        if used is None
+        else connection.first(_FINISH_AGENT, values | usage_values(used))
+    )
     if row is None:
         raise LeaseLost(f"run {ref.run_id}: the batch of turn {ref.turn} is history")
     if row.position is None:

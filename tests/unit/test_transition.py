@@ -13,6 +13,7 @@ from agentq.outcomes import (
     BatchOpened,
     CallsFinished,
     Cancelled,
+    CoolingDown,
     Decided,
     Failed,
     HookEnded,
@@ -44,6 +45,7 @@ OUTCOMES: dict[type, Outcome] = {
     HookEnded: HookEnded("enough"),
     Failed: Failed(FAULT),
     Cancelled: Cancelled(),
+    CoolingDown: CoolingDown(0, 3.0, 1),
 }
 
 # What (phase, waiting or not, outcome) leads to: the next phase, or how the run ended. All else is refused.
@@ -51,6 +53,7 @@ TABLE: dict[tuple[Phase, bool, type], str] = {
     ("recall", False, Recalled): "model",
     ("model", False, Replied): "completed",
     ("model", False, ModelFailed): "model",
+    ("model", False, CoolingDown): "model",
     ("review", False, Reviewed): "waiting",
     ("review", True, Decided): "tools",
     ("tools", False, BatchOpened): "tools",
@@ -331,6 +334,7 @@ def test_the_defaults_are_those_of_the_specification() -> None:
         "model_calls": 25,
         "tool_calls": 200,
         "tokens": None,
+        "usd": None,
         "run_secs": None,
         "tool_timeout_secs": 60.0,
     }
@@ -563,7 +567,7 @@ def test_a_wait_beyond_the_cap_goes_to_the_fallback_at_once_or_fails_at_once() -
 
 def test_every_failed_try_leaves_a_note_for_the_events() -> None:
     note = decide(fresh(model_tries=1), failure()).note
-    assert note == {"code": "provider_overloaded", "message": "it failed", "try": 2}
+    assert note == {"code": "provider_overloaded", "message": "it failed", "try": 2, "wait_secs": 1.0}
 
 
 @pytest.mark.parametrize(
