@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from agentq.storage import blobs, retention, threads
+from agentq.storage import blobs, cooldowns, retention, threads
 from agentq.storage.database import Database
 
 DAY_SECS = 86_400.0
@@ -48,4 +48,6 @@ def purge(database: Database, *, keep_days: float) -> Purged:
         if not bare:
             break
         after = bare[-1]
+    with database.autocommit() as connection:
+        cooldowns.purge(connection)
     return Purged(runs, gone, blobs.delete_unreferenced(database) if runs or gone else 0)
