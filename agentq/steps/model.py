@@ -137,7 +137,7 @@ def _of_usage(usage: Usage) -> dict[str, Any]:
     told = {name: tokens for name, tokens in told.items() if tokens is not None}
     details = {name: getattr(usage, name) for name in ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens")}
     told |= {name: tokens for name, tokens in details.items() if tokens}
-    return told | ({"cost": str(usage.known_cost)} if usage.known_cost is not None else {})
+    return told | ({"cost": f"{usage.known_cost.normalize():f}"} if usage.known_cost is not None else {})
 
 
 def _instructions(agent: AgentSpec, facts: tuple[str, ...]) -> str:
