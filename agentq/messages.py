@@ -20,7 +20,7 @@ class Usage(Value):
     """Tokens and cost of one or many model calls. ``None`` means that nobody said, which is not zero.
 
     Input has in it what came from or went into the provider's cache, output the reasoning. ``known_cost`` is in US
-    dollars, of the calls whose cost is known; ``unpriced`` says that there were others.
+    dollars, of the calls whose cost is known; ``unpriced`` says that there were others beside them.
     """
 
     input_tokens: int | None = None
@@ -33,7 +33,13 @@ class Usage(Value):
 
     def __add__(self, other: "Usage") -> "Usage":
         both = {name: _add(getattr(self, name), getattr(other, name)) for name in Usage.model_fields}
-        return Usage(**both | {"unpriced": self.unpriced or other.unpriced})
+        is_part = self._has_price_beside(other) or other._has_price_beside(self)
+        return Usage(**both | {"unpriced": self.unpriced or other.unpriced or is_part or None})
+
+    def _has_price_beside(self, other: "Usage") -> bool:
+        """Whether this has a cost, and the other one has calls without."""
+        has_calls = other.input_tokens is not None or other.output_tokens is not None
+        return self.known_cost is not None and other.known_cost is None and has_calls
 
     @property
     def cost(self) -> Decimal | None:

@@ -96,6 +96,8 @@ def priced(usage: Usage, provider: str, model: str) -> Usage:
         return usage
     price = price_of(provider, model)
     cost = price.cost(usage) if price is not None else None
+    if cost is None and price is None and usage.total:
+        return usage
     return usage.model_copy(update={"unpriced": True} if cost is None else {"known_cost": cost})
 
 

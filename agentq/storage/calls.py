@@ -108,7 +108,12 @@ _USED = "".join(
     f", {name} = coalesce({name} + coalesce({given}, 0), {given})"
     for name, given in {name: f"CAST(:{name} AS numeric)" for name in Usage.model_fields if name != "unpriced"}.items()
 )
-_USED += ", unpriced = coalesce(unpriced OR :unpriced, :unpriced, unpriced)"
+# As in Usage: a sum with a cost in it says where another part of it has none.
+_USED += """, unpriced = nullif(coalesce(unpriced, false) OR coalesce(:unpriced, false)
+    OR known_cost IS NOT NULL AND CAST(:known_cost AS numeric) IS NULL
+        AND coalesce(CAST(:input_tokens AS numeric), CAST(:output_tokens AS numeric)) IS NOT NULL
+    OR known_cost IS NULL AND CAST(:known_cost AS numeric) IS NOT NULL
+        AND coalesce(input_tokens, output_tokens) IS NOT NULL, false)"""
 _FINISH_AGENT = text(_FINISHED.format(used=_USED))
 _ASK_RUN = text(f"""
     WITH {BOUNDED}

@@ -108,6 +108,14 @@ def test_what_sub_agents_cost_is_counted_up_the_tree_and_they_have_no_more_than_
     assert caught.value.details["limit"] == "usd"
 
 
+def test_a_sub_agent_of_known_cost_does_not_make_that_of_its_caller_known(database: Database) -> None:
+    helper = Agent("helper", model=Paid(["well"]))
+    script = [Call("helper", {"input": "x"}), "done"]
+    drain = Drain(database, top := Agent("top", model=Scripted(script), tools=[helper.as_tool()]), helper)
+    usage = drain.run(top).usage
+    assert (usage.cost, usage.known_cost, usage.unpriced) == (None, Decimal(1), True)
+
+
 def test_one_sub_agent_of_unknown_cost_makes_the_sum_unknown_and_the_rest_still_counts(database: Database) -> None:
     helper = Agent("helper", model=Scripted(["well"]))
     script = [Call("helper", {"input": "x"}), "done"]

@@ -50,7 +50,7 @@ def test_several_sub_agents_in_one_turn_are_all_counted_also_one_that_fails(data
     drain = Drain(database, top, good, bad)
     result = drain.run(top)
     assert result.text == "done"
-    assert result.usage == Usage(input_tokens=50, output_tokens=5, unpriced=True)
+    assert result.usage == Usage(input_tokens=50, output_tokens=5)
 
 
 def test_a_sub_agent_gets_no_more_tokens_than_its_caller_has_left(database: Database) -> None:

@@ -59,6 +59,11 @@ def test_the_cost_of_a_run_is_known_only_if_that_of_each_call_is() -> None:
     assert (known + other).cost == Decimal("0.75")
     partly = known + Usage(unpriced=True) + other
     assert (partly.cost, partly.known_cost) == (None, Decimal("0.75"))
+    tokens = Usage(input_tokens=1, output_tokens=1)
+    for mixed in (tokens + known, known + tokens, tokens + tokens + known):
+        assert (mixed.cost, mixed.known_cost) == (None, Decimal("0.25"))
+    assert (tokens + tokens) == Usage(input_tokens=2, output_tokens=2)
+    assert (Usage() + known).cost == (known + Usage()).cost == Decimal("0.25")
     assert Usage().cost is None
 
 
@@ -148,7 +153,10 @@ def test_what_a_provider_says_wins_over_the_table() -> None:
     told = Usage(input_tokens=1000, output_tokens=1000, known_cost=Decimal("0.007"))
     assert priced(told, "openai", "gpt-5.2") == told
     assert priced(Usage(input_tokens=1, output_tokens=0), "openai", "gpt-5.2").known_cost == Decimal("0.00000175")
-    assert priced(Usage(input_tokens=1, output_tokens=0), "openai", "own").unpriced
+    tokens = Usage(input_tokens=1, output_tokens=0)
+    assert priced(tokens, "openai", "own") == tokens
+    assert priced(Usage(), "openai", "own").unpriced
+    assert priced(Usage(input_tokens=1), "openai", "gpt-5.2").unpriced
 
 
 def test_a_limit_in_dollars_needs_the_price_of_each_model() -> None:
