@@ -84,12 +84,28 @@ def test_a_model_that_is_refused_again_is_called_again_by_a_few_only(database: D
     # Five calls come through, and then one does not.
     with limited(lambda number: number % 6 == 0, retry_after="2") as (limits, server):
         drain = Drain(database, agent := Agent("test", model=model(server)))
-        handles = [drain.enqueue(agent) for _ in range(60)]
-        let_time_pass(drain, handles, secs=0.25, at_most=4000)
+        handles = [drain.enqueue(agent) for _ in range(25)]
+        let_time_pass(drain, handles, secs=0.5)
     assert {handle.run().status for handle in handles} == {"completed"}
     # One in six, and none for each run that waits.
-    assert limits.calls == 60 + limits.refused
-    assert limits.refused == 12
+    assert limits.calls == 25 + limits.refused
+    assert limits.refused == 5
+
+
+def test_a_long_time_of_refusals_costs_few_calls_and_few_runs(database: Database) -> None:
+    with limited(lambda number: number < 7, retry_after="1") as (limits, server):
+        drain = Drain(database, agent := Agent("test", model=model(server)))
+        handles = [drain.enqueue(agent) for _ in range(15)]
+        let_time_pass(drain, handles)
+        with database.autocommit() as connection:
+            (row,) = connection.execute("SELECT c.streak FROM agentq.cooldowns c").all()
+    # A provider that refuses again and again is asked less and less often, whatever it says itself.
+    assert row.streak > 3
+    assert limits.refused == 7
+    # Three tries each, and the others have waited.
+    statuses = [handle.run().status for handle in handles]
+    assert statuses.count("failed") <= 2
+    assert set(statuses) <= {"failed", "completed"}
 
 
 def test_who_has_another_key_address_or_model_does_not_wait(database: Database) -> None:
