@@ -97,15 +97,39 @@ def test_a_long_time_of_refusals_costs_few_calls_and_few_runs(database: Database
         drain = Drain(database, agent := Agent("test", model=model(server)))
         handles = [drain.enqueue(agent) for _ in range(15)]
         let_time_pass(drain, handles)
-        with database.autocommit() as connection:
-            (row,) = connection.execute("SELECT c.streak FROM agentq.cooldowns c").all()
-    # A provider that refuses again and again is asked less and less often, whatever it says itself.
-    assert row.streak > 3
     assert limits.refused == 7
     # Three tries each, and the others have waited.
     statuses = [handle.run().status for handle in handles]
     assert statuses.count("failed") <= 2
     assert set(statuses) <= {"failed", "completed"}
+
+
+def test_a_provider_that_refuses_again_and_again_is_asked_less_and_less_often(database: Database) -> None:
+    drain, waits = Drain(database), []
+    for _ in range(12):
+        with database.autocommit() as connection:
+            refusal = {"provider": "openai", "code": "provider_overloaded", "wait_secs": 1.0}
+            place = cooldowns.refused(connection, "account", "m", **refusal)
+        assert place.left_secs <= place.wait_secs
+        waits.append(round(place.left_secs))
+        drain.age(place.left_secs + 0.001)
+    assert waits == [1, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
+
+
+def test_refusals_of_calls_that_were_under_way_are_one(database: Database) -> None:
+    Drain(database)
+    places = []
+    with database.autocommit() as connection:
+        for wait in (5.0, 1.0, 5.0, 9.0):
+            refusal = {"provider": "openai", "code": "provider_rate_limited", "wait_secs": wait}
+            places.append(cooldowns.refused(connection, "account", "m", **refusal))
+        (found,) = cooldowns.live(connection)
+    assert [place.epoch for place in places] == [1, 1, 1, 1]
+    assert [round(place.left_secs) for place in places] == [5, 5, 5, 9]
+    # Each has a turn of its own.
+    turns = [place.wait_secs - place.left_secs for place in places]
+    assert turns == sorted(turns)
+    assert (found.refused, found.waiting) == (4, 4)
 
 
 def test_who_has_another_key_address_or_model_does_not_wait(database: Database) -> None:
