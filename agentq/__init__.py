@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from agentq.memory import Memory
     from agentq.messages import AssistantMessage, Message, ToolCall, ToolMessage, ToolResult, Usage, UserMessage
     from agentq.output import AskAgain
+    from agentq.prices import Price, set_prices
     from agentq.providers.embeddings import Embeddings, embed
     from agentq.run import Approval, Event, Result, Run
     from agentq.threads import StoredThread
@@ -89,6 +90,7 @@ __all__ = [
     "ModelView",
     "NeedsApproval",
     "NotHappened",
+    "Price",
     "ProviderError",
     "Reject",
     "Respond",
@@ -121,6 +123,7 @@ __all__ = [
     "WaitTimeoutError",
     "Why",
     "embed",
+    "set_prices",
     "tool",
 ]
 
@@ -172,6 +175,7 @@ _HOMES = {
     "agentq.messages": ("AssistantMessage", "Message", "ToolCall", "ToolMessage", "ToolResult", "Usage", "UserMessage"),
     "agentq.output": ("AskAgain",),
     "agentq.providers.embeddings": ("Embeddings", "embed"),
+    "agentq.prices": ("Price", "set_prices"),
     "agentq.run": ("Approval", "Event", "Result", "Run"),
     "agentq.threads": ("StoredThread",),
     "agentq.tools": ("Tool", "tool"),

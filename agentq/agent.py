@@ -120,6 +120,7 @@ class AgentSpec:
         self.description = clean(description)
         self.on_change: OnChange = on_change
         self._version = version
+        self._check_prices()
 
     @property
     def version(self) -> str:
@@ -133,6 +134,9 @@ class AgentSpec:
 
     def _check_model(self, model: Any) -> None:
         """Nothing here, below the providers: ``Agent`` knows them."""
+
+    def _check_prices(self) -> None:
+        """Nor here."""
 
     @property
     def hooks(self) -> tuple[Hooks, ...]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from agentq.budgets import unpriced
 from agentq.busy import OnBusy, OnWaiting, WhenBusy, take_on_thread
 from agentq.content import Content, File, Image
 from agentq.errors import ConfigError, ContentError
@@ -169,6 +170,8 @@ class Client(Link):
     ) -> NewRun:
         check_name("agent", agent)
         changed = checked_limits(limits)
+        if changed.get("usd") is not None and agent in self.agents and (problem := unpriced(self.agents[agent])):
+            raise ConfigError(f"agent {agent!r}: {problem}")
         if not allow_unknown:
             self._check_agent(agent)
         return NewRun(

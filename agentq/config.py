@@ -44,6 +44,9 @@ class Settings(BaseModel):
         lt=36_500,
         description="after which workers delete ended runs and idle threads; never when not set",
     )
+    prices: Path | None = Field(
+        default=None, description="file with what models cost, TOML or JSON, beside the table of the release"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(default="INFO", description="of agentq worker")
 
     @field_validator("broker_url")

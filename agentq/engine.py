@@ -9,6 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from agentq.agent import AgentSpec, make_limits
+from agentq.budgets import without_budget
 from agentq.changed import is_for_others, refusal, with_version
 from agentq.control import Control
 from agentq.errors import AgentqError, ConfigError, ConnectionLost, ErrorInfo, LeaseLost, UnavailableError
@@ -75,6 +76,7 @@ class Engine(Control):
         if claimed is None:
             logger.debug("run %s: step %d is taken or history", run_id, seq)
             return
+        services.cooldowns.learn(claimed[0].cooling)
         claim, snapshot = replace(claimed[0], sure_until=asked + services.lease_secs / 2), claimed[1]
         agent = services.agents.get(snapshot.agent)
         if agent is None:
@@ -181,6 +183,7 @@ class Engine(Control):
     def _body(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec, lease: Lease) -> Done:
         late = out_of_time(snapshot) or refusal(snapshot, agent)
         if snapshot.phase != "tools":
+            late = late or without_budget(snapshot, agent)
             if late:
                 return Done(Failed(late))
             if snapshot.phase == "model" and agent.stream:

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 from agentq.agent import AgentSpec
+from agentq.budgets import unpriced
 from agentq.busy import OnBusy, OnWaiting
 from agentq.client import Client
 from agentq.content import Content
@@ -63,6 +64,10 @@ class Agent(AgentSpec):
     a text of yours that takes the place of the hash.
     Raises ConfigError that names what is wrong.
     """
+
+    def _check_prices(self) -> None:
+        if self.limits.usd is not None and (problem := unpriced(self)):
+            raise ConfigError(f"agent {self.name!r}: {problem}")
 
     def _check_model(self, model: Any) -> None:
         try:

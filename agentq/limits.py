@@ -1,5 +1,7 @@
 """The limits of a run and their defaults; there is no way to run without them."""
 
+from decimal import Decimal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_CALLS_PER_REPLY = 32
@@ -25,7 +27,8 @@ def is_duration(seconds: object) -> bool:
 class Limits(BaseModel):
     """What one run may use; None is no limit.
 
-    ``tokens`` is input plus output, checked before each model call. ``run_secs`` is from the enqueue, or from the time
+    ``tokens`` is input plus output, and ``usd`` what the model calls cost in US dollars, as far as that is known: both
+    with those of sub-agents, and checked before each model call. ``run_secs`` is from the enqueue, or from the time
     that the run was enqueued for, to the end: waiting for workers, for its turn of a concurrency key and for people
     included.
     """
@@ -35,5 +38,6 @@ class Limits(BaseModel):
     model_calls: int = Field(default=25, ge=1, le=_LARGEST)
     tool_calls: int = Field(default=200, ge=0, le=_LARGEST)
     tokens: int | None = Field(default=None, ge=1, le=_LARGEST)
+    usd: Decimal | None = Field(default=None, gt=0, le=_LARGEST, allow_inf_nan=False)
     run_secs: float | None = Field(default=None, gt=0, le=LONGEST_SECS, allow_inf_nan=False)
     tool_timeout_secs: float = Field(default=60.0, gt=0, le=LONGEST_SECS, allow_inf_nan=False)

@@ -1,6 +1,7 @@
 """The words of a conversation, the same for every provider: messages, tool calls, their results, and usage."""
 
 import json
+from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
@@ -16,16 +17,34 @@ class Value(BaseModel):
 
 
 class Usage(Value):
-    """Tokens of one or many model calls. ``None`` means that the provider did not say, which is not zero."""
+    """Tokens and cost of one or many model calls. ``None`` means that nobody said, which is not zero.
+
+    Input has in it what came from or went into the provider's cache, output the reasoning. ``known_cost`` is in US
+    dollars, of the calls whose cost is known; ``unpriced`` says that there were others beside them.
+    """
 
     input_tokens: int | None = None
     output_tokens: int | None = None
     cache_read_tokens: int | None = None
     cache_write_tokens: int | None = None
     reasoning_tokens: int | None = None
+    known_cost: Decimal | None = None
+    unpriced: bool | None = None
 
     def __add__(self, other: "Usage") -> "Usage":
-        return Usage(**{name: _add(getattr(self, name), getattr(other, name)) for name in Usage.model_fields})
+        both = {name: _add(getattr(self, name), getattr(other, name)) for name in Usage.model_fields}
+        is_part = self._has_price_beside(other) or other._has_price_beside(self)
+        return Usage(**both | {"unpriced": self.unpriced or other.unpriced or is_part or None})
+
+    def _has_price_beside(self, other: "Usage") -> bool:
+        """Whether this has a cost, and the other one has calls without."""
+        has_calls = other.input_tokens is not None or other.output_tokens is not None
+        return self.known_cost is not None and other.known_cost is None and has_calls
+
+    @property
+    def cost(self) -> Decimal | None:
+        """US dollars; None as soon as one of the calls is of unknown cost, and before the first."""
+        return None if self.unpriced else self.known_cost
 
     @property
     def total(self) -> int:
@@ -33,7 +52,7 @@ class Usage(Value):
         return (self.input_tokens or 0) + (self.output_tokens or 0)
 
 
-def _add(left: int | None, right: int | None) -> int | None:
+def _add(left: Any, right: Any) -> Any:
     return left if right is None else right if left is None else left + right
 
 

@@ -58,13 +58,33 @@ class Replied:
 
 @dataclass(frozen=True)
 class ModelFailed:
-    """The provider refused or failed. ``models`` is how many the agent has; ``jitter`` is in [0, 1)."""
+    """The provider refused or failed. ``models`` is how many the agent has; ``jitter`` is in [0, 1).
+
+    ``index`` is the number of the one that was called (None: the one whose turn it was), ``provider`` and ``model``
+    name it. Where its account is limited, ``cooldown`` is the number of that cool-down, and ``turn_secs`` when this
+    run may call again. ``has_free``: a model behind it could be called at once.
+    """
 
     error: ErrorInfo
     retryable: bool
     retry_after: float | None
     models: int
     jitter: float
+    index: int | None = None
+    provider: str = ""
+    model: str = ""
+    turn_secs: float = 0.0
+    cooldown: int = 0
+    has_free: bool = False
+
+
+@dataclass(frozen=True)
+class CoolingDown:
+    """Nothing was called: others were refused, and the run's turn comes in ``wait_secs``; see ModelFailed."""
+
+    index: int
+    wait_secs: float
+    cooldown: int
 
 
 @dataclass(frozen=True)
@@ -134,6 +154,7 @@ Outcome = (
     Recalled
     | Replied
     | ModelFailed
+    | CoolingDown
     | Reviewed
     | Decided
     | BatchOpened

@@ -11,6 +11,8 @@ def over_limit(snapshot: Snapshot) -> ErrorInfo | None:
         return _over("model_calls", limits.model_calls)
     if limits.tokens is not None and progress.usage.total >= limits.tokens:
         return _over("tokens", limits.tokens)
+    if limits.usd is not None and (progress.usage.known_cost or 0) >= limits.usd:
+        return _over("usd", float(limits.usd))
     return None
 
 
@@ -33,7 +35,7 @@ def time_is_over(run_secs: float) -> ErrorInfo:
 
 
 def _over(name: str, value: float, **more: int) -> ErrorInfo:
-    what = "seconds" if name == "run_secs" else name.replace("_", " ")
+    what = {"run_secs": "seconds", "usd": "US dollars"}.get(name, name.replace("_", " "))
     message = f"the run reached its limit of {value:g} {what}"
     if more:
         message += f": {more['used']} were made and the model asked for {more['asked']} more"

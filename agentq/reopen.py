@@ -31,6 +31,8 @@ def reopen(snapshot: Snapshot, last: Message | None, changes: Mapping[str, Any])
         empty_replies=0,
         model_index=0,
         model_tries=0,
+        cooldown=0,
+        given_up=(),
         facts=(),
     )
     after = replace(

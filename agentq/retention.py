@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentq.storage import blobs, retention, threads
+from agentq.storage import blobs, cooldowns, retention, threads
 from agentq.storage.database import Database
 
 DAY_SECS = 86_400.0
@@ -42,6 +42,8 @@ def purge(database: Database, *, keep_days: float) -> Purged:
         # One of them may have got its first message since that was read.
         deleted = _delete_threads(database, bare, keep_secs=keep_secs)
         runs, gone, after = runs + deleted.runs, gone + deleted.threads, bare[-1] if bare else None
+    with database.autocommit() as connection:
+        cooldowns.purge(connection)
     # Also those of one that died before it came to them.
     return Purged(runs, gone, blobs.delete_unreferenced(database))
 

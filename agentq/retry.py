@@ -9,9 +9,20 @@ CAP_SECS = 8.0
 LONGEST_HINT_SECS = 120.0
 
 
+# Longer than this a run with a fallback model that is not limited goes there at once.
+LONG_WAIT_SECS = 10.0
+
+
 def backoff_secs(attempt: int, jitter: float) -> float:
     """Seconds to wait after try number ``attempt`` (1 is the first); ``jitter`` in [0, 1) takes off up to a quarter."""
     return float(min(CAP_SECS, BASE_SECS * 2 ** (attempt - 1))) * (1 - 0.25 * jitter)
+
+
+def first_wait_secs(attempt: int, retry_after: float | None) -> float:
+    """How long a provider is to be left in peace by all who call it, from what it said to one."""
+    if retry_after is None or isnan(retry_after) or retry_after <= 0:
+        return backoff_secs(attempt, 0.0)
+    return max(retry_after, backoff_secs(attempt, 0.0))
 
 
 def wait_secs(attempt: int, retry_after: float | None, jitter: float) -> float | None:

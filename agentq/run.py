@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, TypeAdapter
@@ -60,6 +61,9 @@ class Progress:
     usage: Usage = Usage()
     model_index: int = 0
     model_tries: int = 0
+    # The cool-down that it has waited for, see storage/cooldowns.py; and what the models said that were given up.
+    cooldown: int = 0
+    given_up: tuple[dict[str, Any], ...] = ()
     facts: tuple[str, ...] = ()
 
 
@@ -283,6 +287,11 @@ class Run:
     @property
     def is_terminal(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def cost(self) -> Decimal | None:
+        """What its model calls and those of its sub-agents cost, in US dollars; None where that is not known."""
+        return self.usage.cost
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -372,22 +373,28 @@ class Saver:
         return True
 
 
+# What is left at least: a limit is a positive number.
+_LITTLE = {"usd": Decimal("0.000001")}
+
+
 def _budget(snapshot: Snapshot, own: Limits) -> dict[str, Any]:
     """What a sub-agent may use: its own limits, and no more tokens and time than its caller has left."""
-    left = {
-        "tokens": None if snapshot.limits.tokens is None else snapshot.limits.tokens - snapshot.progress.usage.total,
+    limits, usage = snapshot.limits, snapshot.progress.usage
+    left: dict[str, Any] = {
+        "tokens": None if limits.tokens is None else limits.tokens - usage.total,
+        "usd": None if limits.usd is None else limits.usd - (usage.known_cost or 0),
         "run_secs": snapshot.secs_left,
     }
     return {
-        name: max(amount, 1)
+        name: max(amount, _LITTLE.get(name, 1))
         for name, amount in left.items()
         if amount is not None and _least(getattr(own, name), amount) == amount
     }
 
 
-def _least(own: float | None, left: float | None) -> float | None:
+def _least(own: T | None, left: T | None) -> T | None:
     given = [each for each in (own, left) if each is not None]
-    return min(given, default=None)
+    return min(given, default=None)  # type: ignore[type-var]
 
 
 def _media(transition: Transition) -> list[Image | File]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentq.agent import AgentSpec
 from agentq.blob_cache import BlobCache
+from agentq.cooldowns import Cooldowns
 from agentq.dispatch import Dispatcher
 from agentq.heartbeat import Heartbeat
 from agentq.providers.base import Provider
@@ -58,6 +59,11 @@ class Services:
     def streams(self) -> Streams:
         """The replies that this process shows while they are written."""
         return Streams(self.database)
+
+    @cached_property
+    def cooldowns(self) -> Cooldowns:
+        """What this process knows of models that refuse calls for now."""
+        return Cooldowns(self.database, self.clock)
 
     @property
     def patience_secs(self) -> float:

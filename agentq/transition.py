@@ -11,6 +11,7 @@ from agentq.outcomes import (
     BatchOpened,
     CallsFinished,
     Cancelled,
+    CoolingDown,
     Decided,
     Failed,
     HookEnded,
@@ -24,9 +25,13 @@ from agentq.outcomes import (
     Transition,
 )
 from agentq.reached import over_limit, too_many_calls
-from agentq.retry import wait_secs
+from agentq.retry import LONG_WAIT_SECS, wait_secs
 from agentq.run import Ending, OpenCall, Phase, Snapshot, Status
+from agentq.text import cut
 from agentq.values import replace
+
+# What is kept of the words of a model that was given up.
+MAX_WORD_CHARS = 500
 
 
 class UnexpectedOutcomeError(Exception):
@@ -35,7 +40,7 @@ class UnexpectedOutcomeError(Exception):
 
 _ALLOWED: dict[Phase, tuple[type, ...]] = {
     "recall": (Recalled, HookEnded, Failed, Cancelled),
-    "model": (Replied, ModelFailed, HookEnded, Failed, Cancelled),
+    "model": (Replied, ModelFailed, CoolingDown, HookEnded, Failed, Cancelled),
     "review": (Reviewed, Decided, HookEnded, Failed, Cancelled),
     "tools": (BatchOpened, CallsFinished, Asked, HookEnded, Failed, Cancelled),
 }
@@ -50,7 +55,7 @@ def decide(snapshot: Snapshot, outcome: Outcome) -> Transition:
     return replace(transition, messages=joined + transition.messages, hears=True) if joined else transition
 
 
-def _decided(snapshot: Snapshot, outcome: Outcome) -> Transition:  # noqa: C901, PLR0911 - a line an outcome
+def _decided(snapshot: Snapshot, outcome: Outcome) -> Transition:  # noqa: C901, PLR0911, PLR0912 - a line an outcome
     match outcome:
         case Recalled():
             return _go(_progress(snapshot, facts=outcome.facts), "model")
@@ -58,6 +63,8 @@ def _decided(snapshot: Snapshot, outcome: Outcome) -> Transition:  # noqa: C901,
             return _replied(snapshot, outcome)
         case ModelFailed():
             return _model_failed(snapshot, outcome)
+        case CoolingDown():
+            return _cooling_down(snapshot, outcome)
         case Reviewed():
             return _reviewed(snapshot, outcome)
         case Decided():
@@ -119,6 +126,8 @@ def _replied(snapshot: Snapshot, reply: Replied) -> Transition:
         usage=snapshot.progress.usage + reply.usage,
         model_index=0,
         model_tries=0,
+        cooldown=0,
+        given_up=(),
         facts=(),
     )
     snapshot = replace(snapshot, turn=snapshot.turn + 1, calls=(), is_single=False)
@@ -274,17 +283,47 @@ def _as_messages(
 
 def _model_failed(snapshot: Snapshot, failure: ModelFailed) -> Transition:
     progress = snapshot.progress
-    tries = progress.model_tries + 1
-    note = {"code": failure.error.code, "message": failure.error.message, "try": tries}
+    index = progress.model_index if failure.index is None else failure.index
+    tries = progress.model_tries + 1 if index == progress.model_index else 1
+    note: dict[str, Any] = {"code": failure.error.code, "message": failure.error.message, "try": tries}
+    may_fall_back = index + 1 < failure.models and _may_fall_back(failure.error.code)
     wait = wait_secs(tries, failure.retry_after, failure.jitter) if failure.retryable else None
     if wait is not None:
-        return replace(_go(_progress(snapshot, model_tries=tries), "model", delay_secs=wait), note=note)
-    if progress.model_index + 1 < failure.models and _may_fall_back(failure.error.code):
-        fallback = _progress(snapshot, model_index=progress.model_index + 1, model_tries=0)
-        return replace(_go(fallback, "model"), note=note)
+        wait = max(wait, failure.turn_secs)
+    if wait is not None and not (wait > LONG_WAIT_SECS and may_fall_back and failure.has_free):
+        waiting = _progress(snapshot, model_index=index, model_tries=tries, cooldown=failure.cooldown)
+        return replace(_go(waiting, "model", delay_secs=wait), note=note | {"wait_secs": round(wait, 3)})
+    given_up = (*progress.given_up, _last_word(failure, tries))
+    if may_fall_back:
+        fallback = _progress(snapshot, model_index=index + 1, model_tries=0, cooldown=0, given_up=given_up)
+        return replace(_go(fallback, "model"), note=note | {"fallback": index + 1})
     # A provider that filters the question says so with an error, one that filters the answer with a reply.
     filtered = failure.error.code == "provider_content_filtered"
-    return replace(_end(snapshot, _FILTERED if filtered else Ending(error=failure.error)), note=note)
+    return replace(_end(snapshot, _FILTERED if filtered else Ending(error=_of_all(failure.error, given_up))), note=note)
+
+
+def _cooling_down(snapshot: Snapshot, waits: CoolingDown) -> Transition:
+    """No try: nobody was called."""
+    tries = snapshot.progress.model_tries if waits.index == snapshot.progress.model_index else 0
+    waiting = _progress(snapshot, model_index=waits.index, model_tries=tries, cooldown=waits.cooldown)
+    return _go(waiting, "model", delay_secs=waits.wait_secs)
+
+
+def _last_word(failure: ModelFailed, tries: int) -> dict[str, Any]:
+    named = {"provider": failure.provider, "model": failure.model}
+    return named | {"code": failure.error.code, "message": cut(failure.error.message, MAX_WORD_CHARS), "tries": tries}
+
+
+def _of_all(error: ErrorInfo, given_up: tuple[dict[str, Any], ...]) -> ErrorInfo:
+    """The error of a run whose models have all failed: what each one said, with the last one's code."""
+    if len(given_up) < 2:
+        return error
+    words = "; ".join(f"{each['provider']}:{each['model']}: {each['message']}" for each in given_up)
+    return ErrorInfo(
+        code=error.code,
+        message=f"all {len(given_up)} models failed: {words}",
+        details=error.details | {"models": list(given_up)},
+    )
 
 
 def _may_fall_back(code: str) -> bool:

@@ -298,9 +298,12 @@ def _cause(event: EventFacts | None) -> str:
     """Which failure the wait follows, where one does."""
     if event is None:
         return ""
-    retry = event.data.get("retry")
+    retry, cooling = event.data.get("retry"), event.data.get("cooling")
+    model = f"{event.data.get('provider')}:{event.data.get('model')}"
+    if event.type == "step" and isinstance(cooling, dict):
+        return f"{model} refuses calls ({cooling.get('code')}), and others have their turn before it"
     if event.type == "step" and isinstance(retry, dict):
-        return f"{retry.get('code')} at try {retry.get('try')}"
+        return f"{retry.get('code')} at try {retry.get('try')} of {model}"
     if event.type == "step.failed":
         return f"{event.data.get('error')} at attempt {event.data.get('attempt')}"
     return ""

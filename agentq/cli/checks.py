@@ -23,7 +23,8 @@ from agentq.errors import AgentqError
 from agentq.facts import EXAMPLE
 from agentq.rabbitmq_queues import knows_priorities
 from agentq.registry import load_agents
-from agentq.storage import migrate, queries
+from agentq.storage import cooldowns, migrate, queries
+from agentq.storage.cooldowns import Cooldown
 from agentq.storage.database import Database
 from agentq.storage.outdated import outdated
 from agentq_workers.app import tool_queues
@@ -97,6 +98,7 @@ def _look_around(site: Site) -> Iterator[Finding]:
             yield from _guarded("agents", _agents, site)
         yield from _guarded("queues", _queues, site)
         yield from _guarded("held", _held, site)
+        yield from _guarded("limits", _limits, site)
         yield from _guarded("connections", _connections, site)
 
 
@@ -211,6 +213,18 @@ def _agents(site: Site) -> Sequence[Finding]:
 def _held(site: Site) -> Sequence[Finding]:
     with site.database.autocommit() as connection:
         return [Finding("WARN", "held", *told_of(runs)) for runs in outdated(connection)]
+
+
+def _limits(site: Site) -> Sequence[Finding]:
+    with site.database.autocommit() as connection:
+        return [Finding("WARN", "limits", *_told_of(each)) for each in cooldowns.live(connection)]
+
+
+def _told_of(cooldown: Cooldown) -> tuple[str, str]:
+    name = f"{cooldown.provider}:{cooldown.model}, key {cooldown.account}"
+    left = f"nobody calls it for {cooldown.left_secs:.0f} s more" if cooldown.left_secs else "calls are let go again"
+    message = f"{name}: {cooldown.code} {count(cooldown.refused, 'time')}, {left}, about {cooldown.waiting} in line"
+    return message, "none if it is rare; else a higher limit at the provider, fewer workers, or fallback=[…]"
 
 
 def _queues(site: Site) -> Sequence[Finding]:

@@ -96,6 +96,8 @@ def show(given: dict[str, Any], /, *, run_id: str, messages: bool, as_json: bool
 
 def _print_run(run: Run) -> None:
     tokens = f"{run.usage.input_tokens or 0} tokens in, {run.usage.output_tokens or 0} out"
+    if run.usage.known_cost is not None:
+        tokens += f", ${run.usage.known_cost.normalize():f}" + (" and more" if run.cost is None else "")
     leaving = " (cancel requested)" if run.cancel_requested and not run.is_terminal else ""
     rows = {
         "run": run.id,

@@ -60,6 +60,11 @@ def _step(data: dict[str, Any]) -> str:
         words.append(", ".join(map(str, calls)))
     if data.get("input_tokens") is not None:
         words.append(f"{data['input_tokens']} in / {data.get('output_tokens') or 0} out")
+    if data.get("cost") is not None:
+        words.append(f"${data['cost']}")
+    words += [f"without {each.get('model')}, which refuses calls" for each in data.get("skipped", ())]
+    if cooling := data.get("cooling"):
+        words.append(f"refuses calls ({cooling['code']}): its turn in {cooling['wait_secs']:.1f} s")
     if data.get("retry"):
         words.append(f"retry: {data['retry']}")
     if data.get("probe"):

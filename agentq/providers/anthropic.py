@@ -60,6 +60,10 @@ class Anthropic:
     def name(self) -> str:
         return self._endpoint.name
 
+    def account(self) -> str | None:
+        """See HasAccount."""
+        return self._endpoint.account()
+
     def __repr__(self) -> str:
         return f"Anthropic({self.name!r})"
 

@@ -69,13 +69,24 @@ class Provider(Protocol):
     """Anything that can answer a ModelRequest. Raises ProviderError and nothing else for faults of the model's side.
 
     One with a mode of its own for structured answers says so with ``output_format``, see HasOutputFormat; to any other
-    the final answer is a tool.
+    the final answer is a tool. Who shares a rate limit with whom is told by ``account``, see HasAccount.
     """
 
     @property
     def name(self) -> str: ...
 
     def complete(self, request: ModelRequest) -> ModelReply: ...
+
+
+class HasAccount(Protocol):
+    """A provider that says what its calls are counted by, for the limits of its service."""
+
+    def account(self) -> str | None:
+        """A text that is the same for all who share a limit, in every process, and holds no key: see ``account_id``.
+
+        None where nobody is to wait for the refusals that others got.
+        """
+        ...
 
 
 @runtime_checkable

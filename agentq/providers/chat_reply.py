@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from agentq.errors import ProviderError
 from agentq.messages import AssistantMessage, Reasoning, Stop, ToolCall, Usage
+from agentq.prices import told_cost
 from agentq.providers.base import ModelReply
 from agentq.providers.transcript import count, keep_block
 
@@ -32,6 +34,8 @@ def read_reply(document: Mapping[str, Any], provider: str, model: str) -> ModelR
     choice = _choice(document, provider)
     stop = _stop(choice, provider)
     usage = _usage(document.get("usage"))
+    if provider == "openrouter":
+        usage = usage.model_copy(update={"known_cost": _openrouters_cost(document.get("usage"))})
     message = choice.get("message")
     if stop == "blocked":
         return ModelReply(AssistantMessage(stop="blocked", provider=provider, model=model), usage)
@@ -111,6 +115,16 @@ def _reasoning(message: Mapping[str, Any], provider: str, model: str) -> tuple[R
         if message.get(name) and not block:
             block[name] = message[name]
     return (keep_block(provider, model, block),) if block else ()
+
+
+def _openrouters_cost(usage: Any) -> Decimal | None:
+    """What OpenRouter has charged, and with the user's own key for the provider behind it what that has."""
+    told = usage if isinstance(usage, dict) else {}
+    own, details = told_cost(told.get("cost")), told.get("cost_details")
+    if own is None or not told.get("is_byok") or not isinstance(details, dict):
+        return own
+    behind = told_cost(details.get("upstream_inference_cost"))
+    return None if behind is None else own + behind
 
 
 def _usage(usage: Any) -> Usage:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from agentq.errors import ProviderError
+from agentq.providers.accounts import account_id
 from agentq.providers.faults import event_document, http_fault
 from agentq.providers.http import HttpReply, open_stream, post_json
 from agentq.providers.sse import server_events
@@ -91,6 +92,13 @@ class Endpoint:
     def is_moved(self) -> bool:
         """Whether it is somewhere else than at its default address."""
         return self.url != self.default_url
+
+    def account(self) -> str | None:
+        """See HasAccount; None where there is no key or address to call with."""
+        try:
+            return account_id(self.url, self._key()[0])
+        except ProviderError:
+            return None
 
     def _document(self, reply: HttpReply, key: str) -> dict[str, Any]:
         fault = http_fault(self.name, reply, key=key)

@@ -63,6 +63,10 @@ class Gemini:
     def name(self) -> str:
         return self._endpoint.name
 
+    def account(self) -> str | None:
+        """See HasAccount."""
+        return self._endpoint.account()
+
     def __repr__(self) -> str:
         return f"Gemini({self.name!r})"
 

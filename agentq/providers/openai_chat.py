@@ -49,6 +49,10 @@ class OpenAIChat:
     def name(self) -> str:
         return self._endpoint.name
 
+    def account(self) -> str | None:
+        """See HasAccount."""
+        return self._endpoint.account()
+
     def __repr__(self) -> str:
         return f"OpenAIChat({self.name!r})"
 

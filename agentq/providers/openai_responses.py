@@ -85,6 +85,10 @@ class OpenAIResponses:
     def name(self) -> str:
         return self._endpoint.name
 
+    def account(self) -> str | None:
+        """See HasAccount."""
+        return self._endpoint.account()
+
     def __repr__(self) -> str:
         return f"OpenAIResponses({self._server!r})"
 

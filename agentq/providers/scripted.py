@@ -73,7 +73,8 @@ class Scripted:
     a whole AssistantMessage, a ProviderError to raise, or a function of the request that gives one of these; a
     ``Fault`` belongs to the step after it. After the last step comes ``request_rejected``. The usage is a quarter of
     the characters. ``delay_secs`` stands in for a slow server, ``log`` gets one JSON line a call. Streamed, a text
-    comes word by word in that time.
+    comes word by word in that time. Scripts of one ``account`` wait for each other's rate limits, as with a real key;
+    without one none does.
     """
 
     def __init__(
@@ -83,11 +84,17 @@ class Scripted:
         *,
         delay_secs: float = 0.0,
         log: Path | None = None,
+        account: str | None = None,
     ) -> None:
         self.name = name
+        self._account = account
         self._delay_secs = delay_secs
         self._log = log
         self._steps = list(_with_faults(steps))
+
+    def account(self) -> str | None:
+        """See HasAccount."""
+        return self._account
 
     def __repr__(self) -> str:
         return f"Scripted({self.name!r}, {len(self._steps)} steps)"

@@ -1,6 +1,5 @@
 """The model call: transcript, instructions and tool schemas go out, a checked reply comes back."""
 
-import random
 import time
 from typing import Any
 
@@ -11,8 +10,9 @@ from agentq.hooks import EndRun, ModelView
 from agentq.limits import MAX_HOOKS_SECS
 from agentq.media_types import is_text
 from agentq.messages import AssistantMessage, Message, ToolMessage, Usage
-from agentq.outcomes import Failed, HookEnded, ModelFailed, Replied
+from agentq.outcomes import Failed, HookEnded, Replied
 from agentq.output import OUTPUT_TOOL
+from agentq.prices import priced
 from agentq.providers.base import (
     HasOutputFormat,
     ModelReply,
@@ -26,6 +26,7 @@ from agentq.run import Snapshot
 from agentq.services import Services
 from agentq.steps.answers import answers, structured
 from agentq.steps.base import Done, context, guarded
+from agentq.steps.choice import choose, failed
 from agentq.steps.hooked import Notes, after_model, before_model
 from agentq.steps.plan import plan, with_ids
 from agentq.streams import Stream
@@ -37,9 +38,10 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services, stream:
 
     ``stream`` shows the reply while it is written.
     """
-    # A deploy may have shortened the list of fallback models meanwhile.
-    chosen = agent.models[min(snapshot.progress.model_index, len(agent.models) - 1)]
-    provider, model = services.resolve(chosen)
+    choice = choose(snapshot, agent, services)
+    if isinstance(choice, Done):
+        return choice
+    provider, model = choice.provider, choice.model
     output = _native_output(agent, provider, model)
     request = ModelRequest(
         model=model,
@@ -57,7 +59,7 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services, stream:
         if not isinstance(seen, ModelRequest):
             return Done(_ended(seen), notes.data)
         request = seen
-    data: dict[str, Any] = {"provider": provider.name, "model": model}
+    data = choice.data
     try:
         request = replace(request, messages=services.blobs.load(request.messages))
     except (ContentError, ContentMissingError) as error:
@@ -68,7 +70,8 @@ def call_model(snapshot: Snapshot, agent: AgentSpec, services: Services, stream:
     except ProviderError as error:
         if stream:
             stream.settle(None)
-        return Done(_failed(error, agent), data | {"error": error.code} | notes.data)
+        outcome = failed(error, choice, snapshot, agent, services)
+        return Done(outcome, data | {"error": error.code} | notes.data)
     if stream:
         stream.settle(reply.message.text)
     named = replace(reply, message=with_ids(reply.message, snapshot.turn + 1, own))
@@ -111,13 +114,13 @@ def _replied(
     snapshot: Snapshot, agent: AgentSpec, request: ModelRequest, reply: ModelReply, data: dict[str, Any], notes: Notes
 ) -> Done:
     message = _signed(reply.message, data)
-    usage = {"input_tokens": reply.usage.input_tokens, "output_tokens": reply.usage.output_tokens}
-    known = {name: tokens for name, tokens in usage.items() if tokens is not None}
+    used = priced(reply.usage, data["provider"], data["model"])
+    reply = replace(reply, usage=used)
     ends: EndRun | ErrorInfo | None = None
     if agent.listeners["after_model"]:
         passed = after_model(agent, context(snapshot), message, notes)
         message, ends = passed.value, passed.ends
-    data = data | known | {"calls": [call.name for call in message.calls]}
+    data = data | _of_usage(used) | {"calls": [call.name for call in message.calls]}
     if ends is not None:
         return Done(_ended(ends, message, reply.usage), data | notes.data)
     offered = frozenset(spec.name for spec in request.tools)
@@ -137,9 +140,13 @@ def _signed(message: AssistantMessage, data: dict[str, Any]) -> AssistantMessage
     return message.model_copy(update={"provider": data["provider"], "model": data["model"]})
 
 
-def _failed(error: ProviderError, agent: AgentSpec) -> ModelFailed:
-    info = ErrorInfo(code=error.code, message=error.message, details={"status": error.details.get("status")})
-    return ModelFailed(info, error.retryable, error.retry_after, models=len(agent.models), jitter=random.random())
+def _of_usage(usage: Usage) -> dict[str, Any]:
+    """What the step's event says of a call's usage: what is known, and of the details what is not nothing."""
+    told: dict[str, Any] = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+    told = {name: tokens for name, tokens in told.items() if tokens is not None}
+    details = {name: getattr(usage, name) for name in ("cache_read_tokens", "cache_write_tokens", "reasoning_tokens")}
+    told |= {name: tokens for name, tokens in details.items() if tokens}
+    return told | ({"cost": f"{usage.known_cost.normalize():f}"} if usage.known_cost is not None else {})
 
 
 def _instructions(agent: AgentSpec, facts: tuple[str, ...]) -> str:

@@ -20,6 +20,7 @@ from agentq.storage.rows import (
     to_claim,
     to_open_call,
     to_snapshot,
+    usage_values,
 )
 from agentq.storage.sql import Connection, Row, text
 from agentq.storage.steps import (
@@ -106,7 +107,16 @@ _FINISHED = f"""
 """
 _FINISH = text(_FINISHED.format(used=""))
 # What a sub-agent used, its own sub-agents included, is used by the run that called it.
-_USED = "".join(f", {name} = coalesce({name} + coalesce(:{name}, 0), :{name})" for name in Usage.model_fields)
+_USED = "".join(
+    f", {name} = coalesce({name} + coalesce({given}, 0), {given})"
+    for name, given in {name: f"CAST(:{name} AS numeric)" for name in Usage.model_fields if name != "unpriced"}.items()
+)
+# As in Usage: a sum with a cost in it says where another part of it has none.
+_USED += """, unpriced = nullif(coalesce(unpriced, false) OR coalesce(:unpriced, false)
+    OR known_cost IS NOT NULL AND CAST(:known_cost AS numeric) IS NULL
+        AND coalesce(CAST(:input_tokens AS numeric), CAST(:output_tokens AS numeric)) IS NOT NULL
+    OR known_cost IS NULL AND CAST(:known_cost AS numeric) IS NOT NULL
+        AND coalesce(input_tokens, output_tokens) IS NOT NULL, false)"""
 _FINISH_AGENT = text(_FINISHED.format(used=_USED))
 _ASK_RUN = text(f"""
     WITH {BOUNDED}
@@ -264,7 +274,11 @@ def finish(
     message = ToolMessage(result=result)
     values = ref.__dict__ | {"asked": int(was_asked), "token": token, "code": result.code or "success"}
     values |= {"happened": journal.happened([event], message), "message": dump_message(message)}
-    row = connection.first(_FINISH, values) if used is None else connection.first(_FINISH_AGENT, values | dict(used))
+    row = (
+        connection.first(_FINISH, values)
+        if used is None
+        else connection.first(_FINISH_AGENT, values | usage_values(used))
+    )
     if row is None:
         raise LeaseLost(f"run {ref.run_id}: the batch of turn {ref.turn} is history")
     if row.position is None:

@@ -1,6 +1,7 @@
 """Rows of the database as the words of ``run.py``, and back."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +66,8 @@ class Claim:
     overdue: bool = False
     follows: bool = False
     sure_until: float | None = None
+    # The cool-downs that were read with it; None where it did not look. See cooldowns.py.
+    cooling: Sequence[Sequence[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,18 @@ def _to_usage(row: Row) -> Usage:
 
 def of_progress(progress: Progress) -> dict[str, Any]:
     """The columns of a run's progress: its counts, and as JSON all that changes now and then only."""
-    usage = progress.usage
     return {
         "progress": dump_progress(progress, exclude=_COUNTED),
         "model_calls": progress.model_calls,
         "tool_calls": progress.tool_calls,
-        **{name: getattr(usage, name) for name in _USAGE},
+        **usage_values(progress.usage),
     }
+
+
+def usage_values(usage: Usage) -> dict[str, Any]:
+    """The columns of what was used. Dollars are text: statements of steps leave its type to the server."""
+    cost = None if usage.known_cost is None else str(usage.known_cost)
+    return {name: getattr(usage, name) for name in _USAGE} | {"known_cost": cost}
 
 
 _COUNTED = {"model_calls", "tool_calls", "usage"}

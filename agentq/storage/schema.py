@@ -12,6 +12,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Numeric,
     PrimaryKeyConstraint,
     SmallInteger,
     Table,
@@ -121,6 +122,9 @@ runs = Table(
     Column("followed", Boolean),
     Column("steered", Integer),
     Column("heard", Integer),
+    # In US dollars, of its model calls and its sub-agents' whose cost is known; and whether there were others.
+    Column("known_cost", Numeric),
+    Column("unpriced", Boolean),
     ForeignKeyConstraint(["thread_id"], [f"{SCHEMA}.threads.id"]),
     Index(
         "runs_of_key",
@@ -264,6 +268,30 @@ blob_refs = Table(
     Index("blob_refs_of_blob", "sha256", "run_id", "thread_id", unique=True, postgresql_nulls_not_distinct=True),
     Index("blob_refs_of_run", "run_id", postgresql_where=text("run_id IS NOT NULL")),
     Index("blob_refs_of_thread", "thread_id", postgresql_where=text("thread_id IS NOT NULL")),
+)
+
+# See agentq/storage/cooldowns.py. An account is a hash of provider, address and key, never the key.
+cooldowns = Table(
+    "cooldowns",
+    metadata,
+    Column("account", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("provider", Text, nullable=False),
+    # Of the last refusal; which cool-down it is, since when there were any, and until when nobody calls.
+    Column("code", Text, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("since", _TIME, nullable=False),
+    Column("until", _TIME, nullable=False),
+    # When it is as if there had been none.
+    Column("expires_at", _TIME, nullable=False),
+    # So many calls a second are let go then, twice as many each time so many seconds have passed.
+    Column("pace", Float, nullable=False),
+    Column("doubling_secs", Float, nullable=False),
+    # How many cool-downs before this one ended in a refusal at once; places given in this one; refusals in all.
+    Column("streak", Integer, nullable=False),
+    Column("taken", Float, nullable=False),
+    Column("refused", Integer, nullable=False),
+    PrimaryKeyConstraint("account", "model"),
 )
 
 workers = Table(

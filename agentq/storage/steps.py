@@ -11,6 +11,7 @@ from agentq.messages import AssistantMessage, Message, load_messages
 from agentq.run import OpenCall, Snapshot
 from agentq.storage import journal
 from agentq.storage.journal import NewEvent
+from agentq.storage.pace import LIVE
 from agentq.storage.rows import (
     CALL_COLUMNS,
     SNAPSHOT_COLUMNS,
@@ -19,7 +20,8 @@ from agentq.storage.rows import (
     to_open_calls,
     to_snapshot,
 )
-from agentq.storage.sql import Connection, text
+from agentq.storage.sql import Connection, Row, text
+from agentq.values import replace
 from agentq.wire import CallMessage, StepMessage
 
 # Set for one statement in its own transaction: a claim lost with a crashing server is only work to be claimed again
@@ -100,7 +102,8 @@ _CLAIM = text(f"""
     FROM fast
     WHERE id = :run_id AND seq = :seq AND lease_token IS NULL AND due_at <= now() AND NOT cancel_requested
         AND {MAY_BEGIN}
-    RETURNING {SNAPSHOT_COLUMNS}, worker, due_at <= {FORGOT_AT} AS forgotten, false AS overdue, {_CALLS}
+    RETURNING {SNAPSHOT_COLUMNS}, worker, due_at <= {FORGOT_AT} AS forgotten, false AS overdue, {_CALLS},
+        CASE WHEN phase IN ('recall', 'model') THEN {LIVE} END AS cooling
 """)
 _TAKE_OVER = text(f"""
     UPDATE agentq.runs SET
@@ -144,13 +147,18 @@ def claim(
     values = {"run_id": run_id, "seq": seq, "token": token, "lease_secs": lease_secs, "worker": worker}
     row = connection.first(_CLAIM, values)
     try:
-        return None if row is None else (to_claim(row, token), to_snapshot(row, to_open_calls(row)))
+        return None if row is None else (_to_claim(row, token), to_snapshot(row, to_open_calls(row)))
     except ValidationError as error:
         unread = Claim(run_id, seq, token, 0)
         release(connection, unread, patience_secs=UNREADABLE_SECS, delay_secs=UNREADABLE_SECS, forgive=True)
         raise ConfigError(
             f"run {run_id} was saved by a newer release; update this worker, or start one that can"
         ) from error
+
+
+def _to_claim(row: Row, token: UUID) -> Claim:
+    looked = row.phase in ("recall", "model")
+    return replace(to_claim(row, token), cooling=(row.cooling or ()) if looked else None)
 
 
 def take_over(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentq.storage import leases
+from agentq.storage import cooldowns, leases
 from agentq.storage.database import Database
 from agentq.storage.sql import text
 from tests.cli.program import Done, Program
@@ -94,3 +94,17 @@ def test_where_nobody_works_the_fix_can_be_typed_as_it_stands(installation: Prog
 
 def test_the_round_trip_works_on_each_broker(installation: Program, broker_url: str) -> None:
     assert statuses(installation("doctor", "--json", AGENTQ_BROKER_URL=broker_url))["broker"] == "OK"
+
+
+def test_models_that_refuse_calls_are_told_with_a_hash_for_their_key(installation: Program, database: Database) -> None:
+    assert "limits" not in statuses(installation("doctor", "--json"))
+    with database.autocommit() as connection:
+        for _ in range(2):
+            refused = {"provider": "openai", "code": "provider_rate_limited", "wait_secs": 60}
+            cooldowns.refused(connection, "1f2e3d4c5b6a", "gpt-5.2", **refused)
+        cooldowns.take(connection, "1f2e3d4c5b6a", "gpt-5.2")
+    out = installation("doctor").out
+    told = (
+        r"WARN  limits      openai:gpt-5.2, key 1f2e3d4c5b6a: provider_rate_limited 2 times, nobody calls it for \d+ s"
+    )
+    assert re.search(told + r" more, about 3 in line", out), out

@@ -102,6 +102,7 @@ class Drain:
             "tool_calls": ("lease_until", "sweep_at", "announced_at", "claimed_at"),
             "journal": ("at",),
             "approvals": ("expires_at",),
+            "cooldowns": ("since", "until", "expires_at"),
         }
         last_crash = "'-infinity'::timestamptz" if past_a_crash else "pg_stat_get_bgwriter_stat_reset_time()"
         aged = f"greatest({{0}} - make_interval(secs => {{1}}), least({{0}}, {last_crash} + interval '1 ms'))"

@@ -1,6 +1,7 @@
 """Every recorded answer, over a real socket, compared with what the official client made of it."""
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -139,6 +140,8 @@ def openai_usage(usage: dict[str, Any] | None) -> Usage:
         cache_read_tokens=read.get("cached_tokens", usage.get("num_cached_tokens")),
         cache_write_tokens=read.get("cache_write_tokens"),
         reasoning_tokens=written.get("reasoning_tokens"),
+        # Only OpenRouter says it.
+        known_cost=None if usage.get("cost") is None else Decimal(str(usage["cost"])),
     )
 
 

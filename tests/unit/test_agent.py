@@ -82,7 +82,7 @@ def test_an_agent_with_nothing_to_recall_says_so() -> None:
         ({"approve": ["refund"]}, "not one of its tools: none"),
         ({"output": "Ticket"}, "output='Ticket' has no JSON schema"),
         ({"limits": {"model_call": 3}}, "unknown limit 'model_call'; did you mean 'model_calls'?"),
-        ({"limits": {"zzz": 3}}, "there are model_calls, tool_calls, tokens, run_secs, tool_timeout_secs"),
+        ({"limits": {"zzz": 3}}, "there are model_calls, tool_calls, tokens, usd, run_secs, tool_timeout_secs"),
         ({"limits": {5: 3}}, "unknown limit 5"),
         ({"limits": {"model_calls": 0, "tool_calls": -1}}, "limit model_calls: "),
         ({"limits": {"model_calls": None}}, "limit model_calls: "),

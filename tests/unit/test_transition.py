@@ -13,6 +13,7 @@ from agentq.outcomes import (
     BatchOpened,
     CallsFinished,
     Cancelled,
+    CoolingDown,
     Decided,
     Failed,
     HookEnded,
@@ -25,7 +26,7 @@ from agentq.outcomes import (
     Transition,
 )
 from agentq.retry import LONGEST_HINT_SECS, MODEL_TRIES, backoff_secs, wait_secs
-from agentq.run import TERMINAL, OpenCall, Phase, Snapshot, Status
+from agentq.run import TERMINAL, OpenCall, Phase, Snapshot, Status, dump_progress, load_progress
 from agentq.transition import UnexpectedOutcomeError, cancel, decide
 from tests.unit.loop import answer, asks, bad, call, calls, codes, error_code, failure, fresh, result, roles
 
@@ -44,6 +45,7 @@ OUTCOMES: dict[type, Outcome] = {
     HookEnded: HookEnded("enough"),
     Failed: Failed(FAULT),
     Cancelled: Cancelled(),
+    CoolingDown: CoolingDown(0, 3.0, 1),
 }
 
 # What (phase, waiting or not, outcome) leads to: the next phase, or how the run ended. All else is refused.
@@ -51,6 +53,7 @@ TABLE: dict[tuple[Phase, bool, type], str] = {
     ("recall", False, Recalled): "model",
     ("model", False, Replied): "completed",
     ("model", False, ModelFailed): "model",
+    ("model", False, CoolingDown): "model",
     ("review", False, Reviewed): "waiting",
     ("review", True, Decided): "tools",
     ("tools", False, BatchOpened): "tools",
@@ -331,6 +334,7 @@ def test_the_defaults_are_those_of_the_specification() -> None:
         "model_calls": 25,
         "tool_calls": 200,
         "tokens": None,
+        "usd": None,
         "run_secs": None,
         "tool_timeout_secs": 60.0,
     }
@@ -561,9 +565,58 @@ def test_a_wait_beyond_the_cap_goes_to_the_fallback_at_once_or_fails_at_once() -
     assert error_code(decide(fresh(), replace(hopeless, models=1))) == "provider_overloaded"
 
 
+def test_a_long_wait_is_left_for_a_free_fallback_and_a_short_one_or_one_without_it_is_waited_for() -> None:
+    long, short = failure(retry_after=60.0, models=2, has_free=True), failure(retry_after=2.0, models=2, has_free=True)
+    transition = decide(fresh(), long)
+    assert (transition.snapshot.progress.model_index, transition.delay_secs) == (1, 0.0)
+    for waits, secs in ((short, 2.0), (replace(long, has_free=False), 60.0), (replace(long, models=1), 60.0)):
+        transition = decide(fresh(), waits)
+        assert (transition.snapshot.progress.model_index, transition.delay_secs) == (0, secs)
+
+
+def test_a_run_waits_for_its_turn_where_that_is_later_than_what_the_provider_asks_for() -> None:
+    progress = decide(fresh(), failure(retry_after=2.0, turn_secs=7.0, cooldown=4))
+    assert (progress.delay_secs, progress.snapshot.progress.cooldown) == (7.0, 4)
+    # Too late for this model all the same.
+    assert error_code(decide(fresh(model_tries=2), failure(turn_secs=7.0, cooldown=4))) == "provider_overloaded"
+
+
+def test_waiting_for_others_is_no_try_and_the_turn_is_of_that_model_alone() -> None:
+    waiting = decide(fresh(model_tries=1), CoolingDown(0, 3.0, 9))
+    progress = waiting.snapshot.progress
+    assert (waiting.delay_secs, progress.model_tries, progress.cooldown) == (3.0, 1, 9)
+    other = decide(fresh(model_tries=1, cooldown=9), CoolingDown(1, 3.0, 2)).snapshot.progress
+    assert (other.model_index, other.model_tries, other.cooldown) == (1, 0, 2)
+    after = decide(waiting.snapshot, answer()).snapshot.progress
+    assert (after.cooldown, after.model_tries) == (0, 0)
+    gone = decide(waiting.snapshot, failure("provider_quota_exceeded", retryable=False, models=2)).snapshot.progress
+    assert (gone.model_index, gone.cooldown) == (1, 0)
+
+
+def test_a_failure_of_another_model_than_the_one_whose_turn_it_was_is_its_own_first_try() -> None:
+    progress = decide(fresh(model_tries=2), failure(models=2, index=1)).snapshot.progress
+    assert (progress.model_index, progress.model_tries) == (1, 1)
+
+
+def test_the_words_of_the_models_that_were_given_up_are_kept_for_the_end_and_bounded() -> None:
+    snapshot = fresh()
+    for number in range(3):
+        error = ErrorInfo(code="provider_quota_exceeded", message=f"model {number} " + "x" * 3000)
+        failed = ModelFailed(error, False, None, models=3, jitter=0.0, provider="p", model=f"m{number}")
+        transition = decide(snapshot, failed)
+        snapshot = transition.snapshot
+    ending = transition.ending
+    assert ending is not None
+    assert ending.error is not None
+    assert [each["model"] for each in ending.error.details["models"]] == ["m0", "m1", "m2"]
+    assert all(f"p:m{number}: model {number}" in ending.error.message for number in range(3))
+    assert len(ending.error.message) < 2000
+    assert load_progress(dump_progress(snapshot.progress)).given_up == snapshot.progress.given_up
+
+
 def test_every_failed_try_leaves_a_note_for_the_events() -> None:
     note = decide(fresh(model_tries=1), failure()).note
-    assert note == {"code": "provider_overloaded", "message": "it failed", "try": 2}
+    assert note == {"code": "provider_overloaded", "message": "it failed", "try": 2, "wait_secs": 1.0}
 
 
 @pytest.mark.parametrize(

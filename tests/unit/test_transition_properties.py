@@ -15,6 +15,7 @@ from agentq.outcomes import (
     BatchOpened,
     CallsFinished,
     Cancelled,
+    CoolingDown,
     Decided,
     Failed,
     HookEnded,
@@ -132,7 +133,11 @@ def next_outcome(draw: Any, story: Story) -> Outcome:
             return endings(draw, Recalled(("a fact",)))
         case "model" if draw(st.integers(0, 5)) == 0:
             retryable, hint = draw(st.booleans()), draw(st.sampled_from([None, 1.0, 1e9]))
-            return failure(models=2, retryable=retryable, retry_after=hint)
+            index, has_free = draw(st.sampled_from([None, 0, 1])), draw(st.booleans())
+            more = {"index": index, "has_free": has_free, "cooldown": draw(st.integers(0, 2)), "turn_secs": 3.0}
+            if draw(st.integers(0, 2)) == 0:
+                return CoolingDown(index or 0, 3.0, 1)
+            return failure(models=2, retryable=retryable, retry_after=hint, **more)
         case "model":
             return endings(draw, draw(replies()))
         case "review" if snapshot.status == "waiting":
