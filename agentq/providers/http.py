@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -118,12 +118,27 @@ def _in_words(host: str, timeout_secs: float) -> Iterator[None]:
         raise ProviderError("network", f"the exchange with {host} broke off: {_short(error)}") from error
 
 
-def _exchange(
-    url: str, headers: Mapping[str, str], content: bytes, timeout_secs: float
-) -> AbstractContextManager[httpx.Response]:
-    timeout = httpx.Timeout(_left(timeout_secs), connect=_left(CONNECT_SECS))
-    sent = {"accept-encoding": "identity", **headers}
-    return _client().stream("POST", url, headers=sent, content=content, timeout=timeout)
+@contextmanager
+def _exchange(url: str, headers: Mapping[str, str], content: bytes, timeout_secs: float) -> Iterator[httpx.Response]:
+    response = _answer(url, {"accept-encoding": "identity", **headers}, content, timeout_secs)
+    try:
+        yield response
+    finally:
+        response.close()
+
+
+def _answer(url: str, headers: Mapping[str, str], content: bytes, timeout_secs: float) -> httpx.Response:
+    """The head of the answer. An idle connection may have been closed by the server: then it takes another one."""
+    client = _client()
+    while True:
+        timeout = httpx.Timeout(_left(timeout_secs), connect=_left(CONNECT_SECS))
+        request = client.build_request("POST", url, headers=dict(headers), content=content, timeout=timeout)
+        _clock.has_connected = False
+        try:
+            return client.send(request, stream=True)
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            if _clock.has_connected:
+                raise
 
 
 def _pieces(response: httpx.Response, timeout_secs: float) -> Iterator[bytes]:
@@ -166,6 +181,7 @@ def _host(url: str) -> str:
 
 class _Clock(threading.local):
     deadline: float | None = None
+    has_connected: bool = False
 
 
 _clock = _Clock()
@@ -206,6 +222,7 @@ class _TimedBackend:
         self._inner = inner
 
     def connect_tcp(self, host: str, port: int, timeout: float | None = None, **options: Any) -> _TimedStream:
+        _clock.has_connected = True
         return _TimedStream(self._inner.connect_tcp(host, port, timeout=_left(timeout), **options))
 
     def __getattr__(self, name: str) -> Any:

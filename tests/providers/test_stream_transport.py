@@ -151,7 +151,7 @@ def test_a_chat_stream_without_its_marker_is_cut_at_the_servers_own_address_only
 def one_by_one(*answers: bytes) -> Iterator[tuple[str, list[int]]]:
     """A server that answers each request on the same connection as long as the client keeps it.
 
-    It ends no answer. Beside its address, how many requests came on each connection.
+    It ends no answer, and hangs up for an empty one. Beside its address, how many requests came on each connection.
     """
     waiting, counts = list(answers), list[int]()
 
@@ -162,7 +162,9 @@ def one_by_one(*answers: bytes) -> Iterator[tuple[str, list[int]]]:
             with connection:
                 while waiting and receive(connection):
                     counts[-1] += 1
-                    connection.sendall(waiting.pop(0))
+                    if not (answer := waiting.pop(0)):
+                        break
+                    connection.sendall(answer)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=accept, args=(listener,), daemon=True)
@@ -203,6 +205,21 @@ def test_a_connection_is_used_again_behind_a_stream_and_closed_behind_one_that_d
             ask(api, url)
         assert ask(api, url) == expected
     assert counts == [3, 1, 1]
+
+
+@each_api
+def test_a_request_on_a_connection_that_the_server_had_given_up_goes_on_another_one(api: str) -> None:
+    good = chunked(body(api), ended=True)
+    with one_by_one(good, b"", good) as (url, counts):
+        assert ask(api, url) == ask(api, url)
+    assert counts == [2, 1]
+
+
+@each_api
+def test_a_server_that_hangs_up_on_a_new_connection_is_asked_once(api: str) -> None:
+    with one_by_one(b"") as (url, counts), pytest.raises(ProviderError, match="broke off"):
+        ask(api, url)
+    assert counts == [1]
 
 
 def test_a_delta_that_cannot_be_shown_leaves_no_connection_behind() -> None:
