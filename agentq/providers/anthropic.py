@@ -1,20 +1,29 @@
 """Anthropic's Messages API."""
 
+import re
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
 from agentq.content import File, Image
-from agentq.messages import AssistantMessage, ToolMessage, UserMessage
-from agentq.providers.anthropic_reply import is_sendable, read_reply
+from agentq.errors import ProviderError
+from agentq.messages import AssistantMessage, ToolMessage, Usage, UserMessage
+from agentq.providers.anthropic_reply import is_sendable, read_reply, read_usage
 from agentq.providers.anthropic_stream import read_stream
 from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
+from agentq.providers.choice import tool_choice
 from agentq.providers.content import base64_of, is_image, is_pdf, placeholder, text_of, unsupported
 from agentq.providers.endpoint import Endpoint, Secret
 from agentq.providers.schemas import ANTHROPIC, narrowed
 from agentq.providers.transcript import IdRule, SentIds, arguments_object, kept_blocks, sent_name
 
 DEFAULT_MAX_TOKENS = 8192
+MAX_PAUSES = 10
+# Made here of the settings and of what else is in the request.
+_OURS = {"stream", "tool_choice", "parallel_tool_calls"}
+_EFFORTS = {name: name for name in ("low", "medium", "high", "xhigh", "max")} | {"minimal": "low"}
+_PARAMETER = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _CALL_IDS = IdRule(r"[a-zA-Z0-9_-]{1,64}", 32)
 
 
@@ -64,22 +73,35 @@ class Anthropic:
         return None if strict is None else OutputFormat(strict)
 
     def complete(self, request: ModelRequest) -> ModelReply:
-        body = request_body(request, self.name)
+        body, said, usage = request_body(request, self.name), list[Any](), Usage()
+        asked = body["messages"]
+        left, until = request.timeout_secs, time.monotonic() + request.timeout_secs
+        for _ in range(1 + MAX_PAUSES):
+            document = self._ask(body, request, left)
+            content = document.get("content")
+            said = [*said, *content] if isinstance(content, list) else said
+            usage += read_usage(document.get("usage"))
+            if document.get("stop_reason") != "pause_turn":
+                break
+            # One of Anthropic's own tools takes long: what there is goes back unchanged, and the model goes on with it.
+            body = body | {"messages": [*asked, {"role": "assistant", "content": said}] if said else asked}
+            left = until - time.monotonic()
+        whole = document | {"content": said} if isinstance(content, list) else document
+        reply = read_reply(whole, self.name, request.model)
+        return ModelReply(reply.message, usage)
+
+    def _ask(self, body: dict[str, Any], request: ModelRequest, timeout_secs: float) -> dict[str, Any]:
         if request.on_delta is None:
-            document = self._endpoint.post("/v1/messages", body, request.timeout_secs)
-        else:
-            events = self._endpoint.stream("/v1/messages", body | {"stream": True}, request.timeout_secs)
-            with closing(events):
-                document = read_stream(events, self.name, request.on_delta)
-        return read_reply(document, self.name, request.model)
+            return self._endpoint.post("/v1/messages", body, timeout_secs)
+        with closing(self._endpoint.stream("/v1/messages", body | {"stream": True}, timeout_secs)) as events:
+            return read_stream(events, self.name, request.on_delta)
 
 
 def request_body(request: ModelRequest, name: str) -> dict[str, Any]:
     """The request as it is sent: beside ``max_tokens`` nothing in it that was not asked for."""
-    body = {key: value for key, value in request.settings.items() if key != "stream"}
-    # The setting's name at OpenAI, so that one agent can have models of both.
-    most = body.pop("max_completion_tokens", DEFAULT_MAX_TOKENS)
-    body = {"max_tokens": most, **body, "model": request.model, "messages": _messages(request, name)}
+    body = {key: value for key, value in request.settings.items() if key not in _OURS}
+    body = _in_own_words(body) | _choice(request)
+    body = {"max_tokens": DEFAULT_MAX_TOKENS, **body, "model": request.model, "messages": _messages(request, name)}
     if request.instructions.strip():
         body["system"] = request.instructions
     if request.tools:
@@ -90,7 +112,41 @@ def request_body(request: ModelRequest, name: str) -> dict[str, Any]:
     return body
 
 
+def _in_own_words(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings by their names at OpenAI too, so that one agent can have models of both."""
+    for theirs, own in (("max_completion_tokens", "max_tokens"), ("stop", "stop_sequences")):
+        if theirs in settings:
+            settings.setdefault(own, settings.pop(theirs))
+            settings.pop(theirs, None)
+    if isinstance(stop := settings.get("stop_sequences"), str):
+        settings["stop_sequences"] = [stop]
+    if effort := _EFFORTS.get(str(settings.pop("reasoning_effort", None))):
+        settings["output_config"] = {"effort": effort} | settings.get("output_config", {})
+    return settings
+
+
+def _choice(request: ModelRequest) -> dict[str, Any]:
+    choice = tool_choice(request)
+    one_by_one = choice is not None and choice.parallel is False and choice.mode != "none"
+    if choice is None or not (choice.mode or choice.other or one_by_one):
+        return {}
+    kind = "any" if choice.mode == "required" else choice.mode or "auto"
+    chosen = dict(choice.other or {"type": kind})
+    if kind == "tool":
+        chosen["name"] = choice.name
+    if one_by_one:
+        chosen["disable_parallel_tool_use"] = True
+    return {"tool_choice": chosen}
+
+
 def _tool(spec: ToolSpec) -> dict[str, Any]:
+    """Raises ProviderError for a parameter that the API has no name for, which says less clearly what is wrong."""
+    for name in spec.parameters.get("properties", ()):
+        if not _PARAMETER.fullmatch(name):
+            wanted = "letters from a to z, digits, _, . and -, at most 64"
+            raise ProviderError(
+                "request_rejected", f"tool {spec.name!r}: rename parameter {name!r} for Claude: {wanted}"
+            )
     tool: dict[str, Any] = {"name": spec.name, "input_schema": {"properties": {}, **spec.parameters}}
     if spec.description:
         tool["description"] = spec.description

@@ -29,7 +29,7 @@ def read_reply(document: Mapping[str, Any], provider: str, model: str) -> ModelR
     if not isinstance(content, list):
         raise ProviderError("reply_invalid", f"{provider} answered without content")
     stop = _stop(document.get("stop_reason"), provider)
-    usage = _usage(document.get("usage"))
+    usage = read_usage(document.get("usage"))
     if stop == "blocked":
         return ModelReply(AssistantMessage(stop="blocked", provider=provider, model=model), usage)
     text, calls, kept = _blocks(content, provider, model)
@@ -53,7 +53,7 @@ def _stop(reason: Any, provider: str) -> Stop:
     if isinstance(reason, str) and reason in _STOPS:
         return _STOPS[reason]
     error = ProviderError("reply_invalid", f"{provider} ended its reply for an unknown reason: {str(reason)[:100]}")
-    # A pause of a server tool's own loop comes again with the same request, at full price.
+    # A pause of a server tool's own loop that went on and on comes again with the same request, at full price.
     error.retryable = reason not in ("pause_turn", "compaction")
     raise error
 
@@ -85,7 +85,7 @@ def _call(block: Mapping[str, Any], provider: str) -> ToolCall:
     return ToolCall(id="" if call_id is None else str(call_id), name=name, arguments=arguments)
 
 
-def _usage(usage: Any) -> Usage:
+def read_usage(usage: Any) -> Usage:
     """Anthropic counts what came from or went into the cache apart; here the input is all that was read."""
     if not isinstance(usage, dict):
         return Usage()

@@ -7,10 +7,11 @@ from agentq.errors import ProviderError
 from agentq.providers.base import Delta
 from agentq.providers.transcript import arguments_object
 
-_GROWS: dict[Any, tuple[str, str, Literal["text", "reasoning"] | None]] = {
-    "text_delta": ("text", "text", "text"),
-    "thinking_delta": ("thinking", "thinking", "reasoning"),
-    "signature_delta": ("signature", "signature", None),
+# The field of the block that grows, and how that is shown.
+_GROWS: dict[str, tuple[str, Literal["text", "reasoning"] | None]] = {
+    "text_delta": ("text", "text"),
+    "thinking_delta": ("thinking", "reasoning"),
+    "signature_delta": ("signature", None),
 }
 
 
@@ -41,8 +42,8 @@ class _Whole:
     def __init__(self, on_delta: Callable[[Delta], None]) -> None:
         self._on_delta = on_delta
         self._message: dict[str, Any] = {}
-        self._blocks: dict[Any, dict[str, Any]] = {}
-        self._inputs: dict[Any, list[str]] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._inputs: dict[int, list[str]] = {}
 
     def start(self, event: Mapping[str, Any]) -> None:
         # A second one, of a proxy that has tried again, takes back what came before it.
@@ -50,25 +51,26 @@ class _Whole:
 
     def open_block(self, event: Mapping[str, Any]) -> None:
         block = dict(_dict(event.get("content_block")))
-        self._blocks[event.get("index")] = block
-        if block.get("type") == "text" and block.get("text"):
-            self._on_delta(Delta("text", block["text"]))
+        self._blocks[_index(event)] = block
+        if block.get("type") == "text" and (piece := _text(block.get("text"))):
+            self._on_delta(Delta("text", piece))
 
     def grow_block(self, event: Mapping[str, Any]) -> None:
-        index, delta = event.get("index"), _dict(event.get("delta"))
-        block, kind = self._blocks.setdefault(index, {}), delta.get("type")
-        if kind == "input_json_delta":
-            self._inputs.setdefault(index, []).append(delta.get("partial_json") or "")
+        index, delta = _index(event), _dict(event.get("delta"))
+        block, kind = self._blocks.setdefault(index, {}), _text(delta.get("type"))
+        if kind == "input_json_delta" and (piece := _text(delta.get("partial_json"))):
+            self._inputs.setdefault(index, []).append(piece)
             calls = [at for at, each in self._blocks.items() if each.get("type") == "tool_use"]
-            if delta.get("partial_json") and index in calls:
-                self._on_delta(Delta("arguments", delta["partial_json"], calls.index(index), block.get("name")))
+            if index in calls:
+                self._on_delta(Delta("arguments", piece, calls.index(index), _text(block.get("name"))))
         elif kind == "citations_delta":
-            block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
-        elif kind in _GROWS:
-            source, target, shown = _GROWS[kind]
-            block[target] = (block.get(target) or "") + (delta.get(source) or "")
-            if shown and delta.get(source):
-                self._on_delta(Delta(shown, delta[source]))
+            known = block.get("citations")
+            block["citations"] = [*(known if isinstance(known, list) else ()), delta.get("citation")]
+        elif kind in _GROWS and (piece := _text(delta.get(_GROWS[kind][0]))):
+            field, shown = _GROWS[kind]
+            block[field] = _text(block.get(field)) + piece
+            if shown:
+                self._on_delta(Delta(shown, piece))
 
     def update(self, event: Mapping[str, Any]) -> None:
         """The end's reason and the usage, whose numbers are totals."""
@@ -83,8 +85,16 @@ class _Whole:
                 # Of a call as text: what the token limit has cut is no JSON.
                 block["input"] = text if block.get("type") == "tool_use" else arguments_object(text)
         # By number: a block may begin before the one ahead of it has ended.
-        ordered = sorted(self._blocks, key=lambda index: index if isinstance(index, int) else len(self._blocks))
-        return {**self._message, "content": [self._blocks[index] for index in ordered]}
+        return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
+
+
+def _index(event: Mapping[str, Any]) -> int:
+    index = event.get("index")
+    return index if isinstance(index, int) else 0
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _dict(value: Any) -> dict[str, Any]:

@@ -5,20 +5,28 @@ from typing import Any
 
 from agentq.errors import ProviderError
 from agentq.providers.base import Delta
+from agentq.providers.endpoint import DONE
 
 _REASONING = ("reasoning_content", "reasoning")
 
 
 def read_stream(
-    events: Iterable[tuple[str, Mapping[str, Any]]], provider: str, on_delta: Callable[[Delta], None]
+    events: Iterable[tuple[str, Mapping[str, Any]]],
+    provider: str,
+    on_delta: Callable[[Delta], None],
+    *,
+    done_marker: bool = False,
 ) -> dict[str, Any]:
-    """The document. Raises ProviderError ``network`` for a stream that ends before it has said why it does."""
-    whole = _Whole(on_delta)
+    """The document. Raises ProviderError ``network`` for a stream that ends before it has said why it does, and with
+    ``done_marker`` for one that ends without ``[DONE]``: usage and errors may come behind the reason.
+    """
+    whole, is_done = _Whole(on_delta), False
     for name, chunk in events:
         if name == "document":
             return dict(chunk)
+        is_done = name == DONE
         whole.add(chunk)
-    if whole.finish_reason is None:
+    if whole.finish_reason is None or (done_marker and not is_done):
         raise ProviderError("network", f"the stream of {provider} ended in the middle of its reply")
     return whole.document()
 
@@ -31,7 +39,8 @@ class _Whole:
         self._fields: dict[str, list[str]] = {}
         self._parts: list[dict[str, Any]] = []
         self._details: list[dict[str, Any]] = []
-        self._calls: dict[Any, dict[str, Any]] = {}
+        self._calls: list[dict[str, Any]] = []
+        self._open: dict[Any, dict[str, Any]] = {}
 
     def add(self, chunk: Mapping[str, Any]) -> None:
         # Behind the reply, without a choice; of some servers in the last chunk of it, of Groq in a block of its own.
@@ -97,20 +106,28 @@ class _Whole:
                 same[0][name] = value
 
     def _add_call(self, call: dict[str, Any]) -> None:
-        place = call.get("index")
-        if place is None:
-            # Without a number it is a whole one, as its own id says.
-            place = call.get("id") or len(self._calls)
-        known = self._calls.setdefault(place, {"id": "", "name": "", "arguments": []})
         function = _dict(call.get("function"))
-        # Later pieces come with an empty id (Qwen) or name (Mistral).
-        known["id"] = call.get("id") or known["id"]
-        known["name"] = function.get("name") or known["name"]
+        known = self._call_of(call.get("index"), call.get("id"), function.get("name"))
+        # Later pieces may come with an empty id (Qwen) or name (Mistral).
+        known["id"] = known["id"] or call.get("id")
+        known["name"] = known["name"] or function.get("name")
         if arguments := function.get("arguments"):
             known["arguments"].append(arguments)
             if isinstance(arguments, str):
-                number = list(self._calls).index(place)
+                number = next(i for i, each in enumerate(self._calls) if each is known)
                 self._on_delta(Delta("arguments", arguments, number, known["name"]))
+
+    def _call_of(self, index: Any, call_id: Any, name: Any) -> dict[str, Any]:
+        """The call that a piece belongs to: by its number, else by its id, else the last one unless it has a name."""
+        place = index if isinstance(index, int) else call_id if isinstance(call_id, str) else ""
+        known = self._open.get(place) if place != "" else None if name or not self._calls else self._calls[-1]
+        # Some servers give each whole call the number 0; others a new id to each piece, but then no name.
+        is_other = known is not None and bool(name and call_id) and known["id"] not in ("", call_id)
+        if known is None or is_other:
+            known = {"id": "", "name": "", "arguments": []}
+            self._calls.append(known)
+            self._open[place] = known
+        return known
 
     def document(self) -> dict[str, Any]:
         message: dict[str, Any] = {name: "".join(texts) for name, texts in self._fields.items()}
@@ -120,7 +137,7 @@ class _Whole:
         if self._details:
             message["reasoning_details"] = self._details
         if self._calls:
-            message["tool_calls"] = [_call(call) for call in self._calls.values()]
+            message["tool_calls"] = [_call(call) for call in self._calls]
         choice = {"message": message, "finish_reason": self.finish_reason}
         return {"choices": [choice], "usage": self._usage}
 
@@ -135,12 +152,15 @@ def _joined(chunks: list[Any]) -> list[Any]:
     """Neighbouring texts as one."""
     joined: list[Any] = []
     for chunk in chunks:
-        is_text = _dict(chunk).get("type") == "text" and joined and _dict(joined[-1]).get("type") == "text"
-        if is_text:
-            joined[-1] = {**joined[-1], "text": joined[-1].get("text", "") + chunk.get("text", "")}
+        if _is_text(chunk) and joined and _is_text(joined[-1]):
+            joined[-1] = {**joined[-1], "text": joined[-1]["text"] + chunk["text"]}
         else:
             joined.append(chunk)
     return joined
+
+
+def _is_text(chunk: Any) -> bool:
+    return _dict(chunk).get("type") == "text" and isinstance(chunk.get("text"), str)
 
 
 def _dict(value: Any) -> dict[str, Any]:

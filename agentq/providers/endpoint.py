@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from agentq.providers.faults import event_document, http_fault
 from agentq.providers.http import HttpReply, open_stream, post_json
 from agentq.providers.sse import server_events
 
+DONE = "[DONE]"
 _HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
 
 
@@ -61,7 +62,7 @@ class Endpoint:
     def post(self, path: str, body: Mapping[str, Any], timeout_secs: float) -> dict[str, Any]:
         """The JSON object of a good answer. Raises ProviderError for everything else."""
         key, headers = self._headers("application/json")
-        reply = post_json(self._url() + path, headers, body, timeout_secs)
+        reply = post_json(self.url + path, headers, body, timeout_secs)
         return self._document(reply, key)
 
     def stream(
@@ -69,24 +70,30 @@ class Endpoint:
     ) -> Generator[tuple[str, dict[str, Any]], None, None]:
         """The events of a good answer as they come: name ("" where there is none) and JSON object.
 
-        Ends at the end of the body, or at ``data: [DONE]``. What ends before its terminal marker is not complete:
-        that is for the adapter to see. A server that does not stream has its whole document as the one event
-        ``document``. Raises ProviderError for everything else, an error in the middle included. To be closed.
+        Ends at the end of the body, or with an empty event ``[DONE]`` where the server has sent that. What ends before
+        its terminal marker is not complete: that is for the adapter to see. A server that does not stream has its whole
+        document as the one event ``document``. Raises ProviderError for everything else, an error in the middle
+        included. To be closed.
         """
         key, headers = self._headers("text/event-stream, application/json")
-        with open_stream(self._url() + path, headers, body, timeout_secs) as answer:
+        with open_stream(self.url + path, headers, body, timeout_secs) as answer:
             if answer.status // 100 != 2 or "event-stream" not in answer.headers.get("content-type", "event-stream"):
                 yield "document", self._document(answer.whole(), key)
                 return
-            for event in server_events(answer.pieces):
-                if event.data.strip() == "[DONE]":
-                    return
-                yield event.name, event_document(self.name, event.data, key=key)
+            yield from stream_events(self.name, answer.pieces, key=key)
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether it is somewhere else than at its default address."""
+        return self.url != self.default_url
 
     def account(self) -> str | None:
         """See HasAccount; None where there is no key or address to call with."""
         try:
-            return account_id(self.name, self._url(), self._key()[0])
+            key, _ = self._key()
+            # An organisation or a project has limits of its own.
+            billed = [os.environ.get(each, "").strip() for _, each in sorted(self.header_variables.items())]
+            return account_id(self.name, self.url, key, *filter(None, billed))
         except ProviderError:
             return None
 
@@ -114,9 +121,20 @@ class Endpoint:
             raise ProviderError("auth_failed", f"there is no key for {self.name}: set {self.secret.variable}")
         return "", {}
 
-    def _url(self) -> str:
+    @property
+    def url(self) -> str:
+        """The address. Raises ProviderError when there is none."""
         url = self.base_url or os.environ.get(self.base_url_variable, "").strip() or self.default_url
         if not url.startswith(("http://", "https://")):
             where = "base_url" if self.base_url or not self.base_url_variable else self.base_url_variable
             raise ProviderError("request_rejected", f"{self.name} has no http(s) address: set {where}")
         return url.rstrip("/")
+
+
+def stream_events(provider: str, pieces: Iterable[bytes], *, key: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """The events in a streamed body, see ``Endpoint.stream``."""
+    for event in server_events(pieces):
+        if event.data.strip() == DONE:
+            yield DONE, {}
+            return
+        yield event.name, event_document(provider, event.data, key=key)

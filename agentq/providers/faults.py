@@ -196,7 +196,8 @@ def _read(document: Any, raw: str) -> _Body:
     for detail in _list(inner.get("details")):
         words.append(_get(detail, "reason"))
         words += [_get(violation, "quotaId") for violation in _list(_get(detail, "violations"))]
-    return _Body(text if isinstance(text, str) else str(text), tuple(_lower(words)), _code(inner.get("code")))
+    code = _code(inner.get("code")) or _code(inner.get("status_code"))
+    return _Body(text if isinstance(text, str) else str(text), tuple(_lower(words)), code)
 
 
 def _get(value: Any, *path: str) -> Any:

@@ -1,13 +1,15 @@
 """One JSON request over HTTP within one total time: the only module that knows httpx."""
 
 import json
+import math
 import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import httpx
@@ -17,6 +19,9 @@ from agentq.errors import ConfigError, ProviderError
 CONNECT_SECS = 10.0
 # Below the 5 s after which uvicorn (vLLM and others) drops an idle connection, so that none is used as it closes.
 IDLE_SECS = 4.0
+# What may come behind the end of a stream: a few bytes that close it, in a moment.
+REST_SECS = 0.2
+REST_PIECES = 8
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
@@ -83,7 +88,14 @@ def open_stream(
     try:
         with _in_words(host, timeout_secs), _exchange(url, headers, content, timeout_secs) as response:
             names = {name.lower(): value for name, value in response.headers.items()}
-            yield HttpStream(response.status_code, names, _pieces(response, timeout_secs))
+            pieces = _pieces(response, timeout_secs)
+            try:
+                yield HttpStream(response.status_code, names, pieces)
+            except GeneratorExit:
+                # Who reads events stops at their marker.
+                _finish(pieces)
+                raise
+            _finish(pieces)
     finally:
         _clock.deadline = None
 
@@ -118,6 +130,14 @@ def _pieces(response: httpx.Response, timeout_secs: float) -> Iterator[bytes]:
     for piece in response.iter_bytes():
         _left(timeout_secs)
         yield piece
+
+
+def _finish(pieces: Iterator[bytes]) -> None:
+    """Read an end that is all but there, so that the connection can be used again; with more to come it is closed."""
+    _clock.deadline = min(_clock.deadline or math.inf, time.monotonic() + REST_SECS)
+    with suppress(httpx.HTTPError):
+        for _ in islice(pieces, REST_PIECES):
+            pass
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Chat Completions, as OpenAI and the many servers compatible with it speak it. Not streamed in this release."""
+"""Chat Completions, as OpenAI and the many servers compatible with it speak it."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -11,11 +11,15 @@ from agentq.output import OUTPUT_TOOL
 from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
 from agentq.providers.chat_reply import read_reply
 from agentq.providers.chat_stream import read_stream
+from agentq.providers.choice import tool_choice
 from agentq.providers.content import as_words, data_url, is_image, is_pdf, placeholder, unsupported
 from agentq.providers.endpoint import Endpoint, Secret
-from agentq.providers.profiles import PROFILES, Profile, variable
-from agentq.providers.schemas import OPENAI, narrowed
+from agentq.providers.profiles import PROFILES, Profile, azure_path, variable
+from agentq.providers.schemas import OPENAI, narrowed, with_items
 from agentq.providers.transcript import SentIds, arguments_object, kept_blocks, result_text, sent_name
+
+# Made here of the settings and of what else is in the request.
+_OURS = {"stream", "tool_choice", "parallel_tool_calls"}
 
 
 class OpenAIChat:
@@ -23,7 +27,8 @@ class OpenAIChat:
 
     A ``name`` of ``PROFILES`` brings its address and ways; any other one needs ``base_url``, its key is in
     ``<NAME>_API_KEY``. ``model`` is used where an agent is given this object instead of a "provider:model" string.
-    Settings of an agent are sent as they are, but for the name of ``max_tokens``, which differs from server to server.
+    Settings of an agent are sent as they are, but for what has another name or form at this server: ``max_tokens``,
+    ``stop`` (or ``stop_sequences``), ``tool_choice`` and ``parallel_tool_calls`` (see the guide).
     """
 
     def __init__(
@@ -44,7 +49,9 @@ class OpenAIChat:
             default_url=self._profile.base_url,
             base_url=base_url,
             base_url_variable=variable(name, "BASE_URL"),
+            key_header=self._profile.key_header,
             key_required=self._profile.key_required,
+            bearer=Secret(self._profile.bearer_variable) if self._profile.bearer_variable else None,
             headers=dict(headers or {}),
             header_variables=self._profile.header_variables,
         )
@@ -71,24 +78,30 @@ class OpenAIChat:
 
     def complete(self, request: ModelRequest) -> ModelReply:
         body = request_body(request, self.name, self._profile)
+        path = azure_path(self._endpoint.url, request.model) if self.name == "azure" else "/chat/completions"
         if request.on_delta is None:
-            document = self._endpoint.post("/chat/completions", body, request.timeout_secs)
+            document = self._endpoint.post(path, body, request.timeout_secs)
         else:
-            body |= {
-                "stream": True,
-                **({"stream_options": {"include_usage": True}} if self._profile.stream_usage else {}),
-            }
-            with closing(self._endpoint.stream("/chat/completions", body, request.timeout_secs)) as events:
-                document = read_stream(events, self.name, request.on_delta)
+            body["stream"] = True
+            if self._profile.stream_usage:
+                body["stream_options"] = {"include_usage": True}
+            # Where an address leads to another server, it may not have the marker of the one it is named after.
+            marked = self._profile.done_marker and not self._endpoint.is_moved
+            with closing(self._endpoint.stream(path, body, request.timeout_secs)) as events:
+                document = read_stream(events, self.name, request.on_delta, done_marker=marked)
         return read_reply(document, self.name, request.model)
 
 
 def request_body(request: ModelRequest, name: str, profile: Profile) -> dict[str, Any]:
     """The request as it is sent: nothing in it that was not asked for."""
-    body = {key: value for key, value in request.settings.items() if key != "stream"}
-    for key in ("max_tokens", "max_completion_tokens"):
-        if key in body:
-            body[profile.max_tokens_field] = body.pop(key)
+    names = {
+        "max_tokens": profile.max_tokens_field,
+        "max_completion_tokens": profile.max_tokens_field,
+        "stop_sequences": "stop",
+        **profile.renamed,
+    }
+    given = {names.get(key, key): value for key, value in request.settings.items()}
+    body = {key: value for key, value in given.items() if key not in _OURS} | _choice(request, profile)
     body |= {"model": request.model, "messages": _messages(request, name, profile)}
     if request.tools:
         body["tools"] = [*body.get("tools", ()), *map(_tool, request.tools)]
@@ -98,8 +111,18 @@ def request_body(request: ModelRequest, name: str, profile: Profile) -> dict[str
     return body
 
 
+def _choice(request: ModelRequest, profile: Profile) -> dict[str, Any]:
+    choice = tool_choice(request)
+    if choice is None:
+        return {}
+    named = {"type": "function", "function": {"name": choice.name}}
+    chosen = choice.other or {"required": profile.required, "tool": named}.get(choice.mode or "", choice.mode)
+    said = {"tool_choice": chosen, "parallel_tool_calls": choice.parallel}
+    return {key: value for key, value in said.items() if value is not None}
+
+
 def _tool(spec: ToolSpec) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": spec.name, "parameters": {"properties": {}, **spec.parameters}}
+    function: dict[str, Any] = {"name": spec.name, "parameters": with_items({"properties": {}, **spec.parameters})}
     if spec.description:
         function["description"] = spec.description
     return {"type": "function", "function": function}

@@ -49,7 +49,7 @@ def missing_key(model: object) -> str | None:
     if name != "anthropic" and not PROFILES[name].key_required:
         return None
     key = variable(name, "API_KEY")
-    others = ("ANTHROPIC_AUTH_TOKEN",) if name == "anthropic" else ()
+    others = ("ANTHROPIC_AUTH_TOKEN",) if name == "anthropic" else (PROFILES[name].bearer_variable or key,)
     return None if any(os.environ.get(each, "").strip() for each in (key, *others)) else key
 
 

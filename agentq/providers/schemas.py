@@ -16,6 +16,8 @@ _WORDS = {
     *("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
     *("discriminator", "$comment", "$schema", "$id"),
 }
+# What is no schema itself.
+_VALUES = frozenset(["default", "enum", "const", "examples", "required"])
 _TYPES = frozenset(["object", "array", "string", "integer", "number", "boolean", "null"])
 _FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"])
 _TYPE_OF: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
@@ -51,6 +53,23 @@ def narrowed(schema: dict[str, Any], dialect: Dialect) -> dict[str, Any] | None:
     except (_BeyondError, RecursionError):
         return None
     return {**made, "$defs": shared} if shared else made
+
+
+def with_items(schema: Any) -> Any:
+    """The same schema with ``items`` in each array, which say nothing: OpenAI refuses a tool with one without."""
+    if isinstance(schema, list):
+        return [with_items(below) for below in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for key, below in schema.items():
+        if key in ("properties", "$defs") and isinstance(below, dict):
+            made[key] = {name: with_items(each) for name, each in below.items()}
+        else:
+            made[key] = below if key in _VALUES else with_items(below)
+    kinds = made.get("type")
+    is_array = "array" in (kinds if isinstance(kinds, list) else [kinds])
+    return {**made, "items": {}} if is_array and "items" not in made else made
 
 
 def _node(schema: Any, dialect: Dialect) -> dict[str, Any]:

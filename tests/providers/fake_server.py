@@ -10,6 +10,8 @@ from http.client import responses
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.providers.order import check
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -23,10 +25,14 @@ Answer = Iterable[bytes]
 
 @dataclass
 class FakeServer:
-    """``answer`` makes the raw bytes of one response, piece by piece; the connection is closed after the last one."""
+    """``answer`` makes the raw bytes of one response, piece by piece; the connection is closed after the last one.
+
+    A request that the real API would refuse (see order.py) is answered too, and fails the test at its end.
+    """
 
     answer: Callable[[Asked], Answer]
     asked: list[Asked] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     port: int = 0
 
     @property
@@ -43,6 +49,10 @@ def serve(answer: Callable[[Asked], Answer] | Answer, *, tls: ssl.SSLContext | N
             raw = self.rfile.read(int(self.headers.get("content-length", 0)))
             asked = Asked(self.path, {k.lower(): v for k, v in self.headers.items()}, json.loads(raw))
             fake.asked.append(asked)
+            try:
+                check(asked.path, asked.body)
+            except (AssertionError, LookupError, TypeError, ValueError) as error:
+                fake.refused.append(f"{asked.path}: {error!r}")
             try:
                 for piece in fake.answer(asked):
                     self.wfile.write(piece)
@@ -77,6 +87,7 @@ def serve(answer: Callable[[Asked], Answer] | Answer, *, tls: ssl.SSLContext | N
         server.shutdown()
         server.server_close()
         thread.join()
+    assert not fake.refused, f"a real server would refuse this: {fake.refused}"
 
 
 def response(body: Any = b"", status: int = 200, **headers: str) -> list[bytes]:

@@ -1,6 +1,9 @@
 """The Messages API: what is sent, and how signed blocks keep their place."""
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -17,11 +20,11 @@ from agentq.messages import (
     UserMessage,
     load_message,
 )
-from agentq.providers.anthropic import Anthropic, request_body
+from agentq.providers.anthropic import MAX_PAUSES, Anthropic, request_body
 from agentq.providers.anthropic_reply import read_reply
 from agentq.providers.base import ModelRequest, ToolSpec
 from tests.providers.fake_server import Answer, Asked, response, serve
-from tests.providers.rows import SHAPES
+from tests.providers.rows import BY_ID, SHAPES
 
 THINKING = {"type": "thinking", "thinking": "", "signature": "S+/= sk-secret-0123456789"}
 REDACTED = {"type": "redacted_thinking", "data": "R"}
@@ -275,3 +278,46 @@ def test_the_request_has_the_version_and_the_key(monkeypatch: pytest.MonkeyPatch
     assert (first.headers["anthropic-version"], first.headers["anthropic-beta"]) == ("2023-06-01", "x")
     assert "x-api-key" not in second.headers
     assert second.headers["authorization"] == "Bearer token"
+
+
+def texts_joined(content: list[Any]) -> list[Any]:
+    """Neighbouring texts as one block."""
+    joined: list[Any] = []
+    for is_text, group in groupby(content, lambda block: block["type"] == "text"):
+        blocks = list(group)
+        joined += [{"type": "text", "text": "".join(block["text"] for block in blocks)}] if is_text else blocks
+    return joined
+
+
+def pausing(times: int) -> Callable[[Asked], Answer]:
+    """A server whose model pauses so often, and then gives the recorded answer."""
+    first, last = (BY_ID[f"anthropic-0584f9-t{turn}"]["response"]["body"] for turn in (0, 1))
+    bodies = iter([*[first] * times, last])
+    return lambda _: response(next(bodies))
+
+
+def test_a_model_that_pauses_goes_on_with_what_it_had() -> None:
+    first, last = (BY_ID[f"anthropic-0584f9-t{turn}"] for turn in (0, 1))
+    with serve(pausing(1)) as server:
+        request = ModelRequest("m", "", [UserMessage(text="go")], settings={"max_tokens": 100})
+        reply = Anthropic(base_url=server.url, api_key="sk-test-key").complete(request)
+    asked, again = (asked.body for asked in server.asked)
+    assert again == asked | {"messages": [*asked["messages"], again["messages"][-1]]}
+    said = first["response"]["body"]["content"]
+    assert again["messages"][-1] == {"role": "assistant", "content": said}
+    assert again["messages"][-1] == last["request"]["body"]["messages"][-1]
+    whole = [*said, *last["response"]["body"]["content"]]
+    assert reply.message.text == "".join(block["text"] for block in whole if block["type"] == "text")
+    # Back it goes as the one turn that it was.
+    sent = request_body(replace(request, messages=[*request.messages, reply.message]), "anthropic")["messages"]
+    assert sent[-1]["content"] == texts_joined(whole)
+    used = [row["response"]["body"]["usage"] for row in (first, last)]
+    assert reply.usage.output_tokens == sum(each["output_tokens"] for each in used)
+
+
+def test_a_model_that_pauses_for_ever_is_given_up() -> None:
+    request = ModelRequest("m", "", [UserMessage(text="go")])
+    with serve(pausing(100)) as server, pytest.raises(ProviderError) as caught:
+        Anthropic(base_url=server.url, api_key="sk-test-key").complete(request)
+    assert (caught.value.kind, caught.value.retryable) == ("reply_invalid", False)
+    assert len(server.asked) == 1 + MAX_PAUSES

@@ -20,6 +20,8 @@ STOPS = {
     "tool_calls": "tool_calls",
     "tool_use": "tool_calls",
     "length": "length",
+    "max_tokens": "length",
+    "refusal": "blocked",
     "content_filter": "blocked",
 }
 KINDS = {
@@ -33,9 +35,16 @@ AGREED_KINDS = {
     "anthropic-e571ef-t0": "context_too_long",  # "prompt is too long": shrinking helps, trying again does not
     "openai-compatible-e39c14-t0": "context_too_long",  # Perplexity's type too_many_prompt_tokens
     "groq-5933cc-t0": "bad_call",  # tool_use_failed: the model's slip, not ours
-    "anthropic-0584f9-t0": "reply_invalid",  # pause_turn: only server tools pause, and we offer none
+    "groq-e3cdd8-t0": "bad_call",  # the same, said in the middle of a stream
+    "openai-compatible-f1ea35-t0": "request_rejected",  # in a stream: the official client has no class for that
     "openai-chat-9e423e-t1": "content_unsupported",  # a URL it cannot get: of a tool's image it is told in words
 }
+AGREED_USAGE = {
+    # Groq has it in a block of its own where it was not asked for the usual one.
+    "groq-9ae5c2-t0": Usage(input_tokens=18, output_tokens=73),
+}
+# It goes on with a second request, see test_anthropic.py.
+PAUSED = {"anthropic-0584f9-t0"}
 AGREED_TEXTS = {
     "openai-chat-09b9bc-t0": "the refusal is what the model said, so it is the text; the official client has it apart",
 }
@@ -66,7 +75,7 @@ def ids(rows: list[dict[str, Any]]) -> list[str]:
     return [row["id"] for row in rows]
 
 
-GOOD = [row for row in RECORDED if not failed(row)]
+GOOD = [row for row in RECORDED if not failed(row) and row["id"] not in PAUSED]
 BAD = [row for row in RECORDED if failed(row)]
 
 
@@ -81,7 +90,8 @@ def test_a_recorded_reply_is_read_as_the_official_client_reads_it(row: dict[str,
     assert message.text == expected
     assert message.stop == ("blocked" if oracle.get("refusal") else STOPS[oracle["stop"]])
     assert (message.provider, message.model) == (row["provider"], "m")
-    assert reply.usage == (anthropic_usage if row["api"] == "anthropic" else openai_usage)(oracle["usage"])
+    usage = anthropic_usage if row["api"] == "anthropic" else openai_usage
+    assert reply.usage == AGREED_USAGE.get(row["id"], usage(oracle["usage"]))
 
 
 @pytest.mark.parametrize("row", BAD, ids=ids(BAD))
@@ -91,7 +101,9 @@ def test_a_recorded_error_is_of_the_kind_the_official_client_says(row: dict[str,
     agreed = AGREED_KINDS.get(row["id"])
     assert caught.value.kind in ({agreed} if agreed else KINDS[ORACLE[row["id"]]["error"]])
     if not ORACLE[row["id"]]["ok"]:
-        assert caught.value.details["status"] == ORACLE[row["id"]]["status"]
+        status = ORACLE[row["id"]]["status"]
+        # Of an error in a stream, the official client says only the body's code.
+        assert caught.value.details["status"] == (status if isinstance(status, int) else 400)
     assert len(caught.value.message) <= 500
 
 
@@ -117,7 +129,9 @@ def test_reasoning_is_kept_with_the_model_that_made_it() -> None:
     assert kept("mistral-4cc32e-t0") == [{"content": message("mistral-4cc32e-t0")["content"][:1]}]
 
 
-def openai_usage(usage: dict[str, Any]) -> Usage:
+def openai_usage(usage: dict[str, Any] | None) -> Usage:
+    if usage is None:
+        return Usage()
     read = usage.get("prompt_tokens_details") or {}
     written = usage.get("completion_tokens_details") or {}
     return Usage(
@@ -132,9 +146,9 @@ def openai_usage(usage: dict[str, Any]) -> Usage:
 
 
 def anthropic_usage(usage: dict[str, Any]) -> Usage:
-    read, written = usage["cache_read_input_tokens"], usage["cache_creation_input_tokens"]
+    read, written = usage.get("cache_read_input_tokens"), usage.get("cache_creation_input_tokens")
     return Usage(
-        input_tokens=usage["input_tokens"] + read + written,
+        input_tokens=usage["input_tokens"] + (read or 0) + (written or 0),
         output_tokens=usage["output_tokens"],
         cache_read_tokens=read,
         cache_write_tokens=written,

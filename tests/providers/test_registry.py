@@ -11,8 +11,8 @@ from agentq.providers.anthropic import Anthropic
 from agentq.providers.base import ModelRequest
 from agentq.providers.endpoint import Secret
 from agentq.providers.openai_chat import OpenAIChat
-from agentq.providers.profiles import PROFILES
-from agentq.providers.registry import KNOWN, check, resolve
+from agentq.providers.profiles import PROFILES, variable
+from agentq.providers.registry import KNOWN, check, missing_key, resolve
 from agentq.providers.scripted import Scripted
 from tests.providers.fake_server import response, serve
 
@@ -23,9 +23,10 @@ GOOD = {"choices": [{"message": {"content": "hello"}}]}
 @pytest.fixture(autouse=True)
 def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*KNOWN, "acme"):
-        monkeypatch.delenv(f"{name.upper()}_API_KEY", raising=False)
-        monkeypatch.delenv(f"{name.upper()}_BASE_URL", raising=False)
-    monkeypatch.delenv("ANTHROPIC_AUTH_TOKEN", raising=False)
+        monkeypatch.delenv(variable(name, "API_KEY"), raising=False)
+        monkeypatch.delenv(variable(name, "BASE_URL"), raising=False)
+    for name in ("ANTHROPIC_AUTH_TOKEN", "AZURE_OPENAI_AD_TOKEN", "OPENAI_API_VERSION"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +84,14 @@ def test_every_known_provider_can_be_named_without_a_key(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in KNOWN if name == "anthropic" or PROFILES[name].key_required])
-def test_a_missing_key_is_told_when_the_model_is_called(name: str) -> None:
+def test_a_missing_key_is_told_when_the_model_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://acme.invalid")
     provider, model = resolve(f"{name}:some-model")
     with pytest.raises(ProviderError) as caught:
         provider.complete(ModelRequest(model, "", [UserMessage(text="hi")]))
     assert caught.value.kind == "auth_failed"
-    assert f"set {name.upper()}_API_KEY" in caught.value.message
+    assert f"set {variable(name, 'API_KEY')}" in caught.value.message
+    assert missing_key(f"{name}:some-model") == variable(name, "API_KEY")
 
 
 @pytest.mark.parametrize("name", ["openai", "vllm", "ollama", "groq"])
@@ -100,6 +103,34 @@ def test_address_and_key_are_read_at_the_time_of_the_call(name: str, monkeypatch
         assert provider.complete(ModelRequest(model, "", [UserMessage(text="hi")])).message.text == "hello"
         assert server.asked[0].path == "/v1/chat/completions"
         assert server.asked[0].headers["authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize(
+    ("address", "version", "path"),
+    [
+        ("", "", "/openai/v1/chat/completions"),
+        ("/openai/v1/", "", "/openai/v1/chat/completions"),
+        ("/openai/v1", "2024-10-21", "/openai/v1/chat/completions"),
+        ("/", "2024-10-21", "/openai/deployments/my%20gpt/chat/completions?api-version=2024-10-21"),
+    ],
+)
+def test_azure_is_called_by_its_address_and_version(
+    address: str, version: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_VERSION", version)
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", KEY)
+    with serve(response(GOOD)) as server:
+        monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", server.url + address)
+        provider, model = resolve("azure:my gpt")
+        provider.complete(ModelRequest(model, "", [UserMessage(text="hi")]))
+        monkeypatch.delenv("AZURE_OPENAI_API_KEY")
+        monkeypatch.setenv("AZURE_OPENAI_AD_TOKEN", "token")
+        provider.complete(ModelRequest(model, "", [UserMessage(text="hi")]))
+    by_key, by_token = server.asked
+    assert (by_key.path, by_key.headers["api-key"], by_key.body["model"]) == (path, KEY, "my gpt")
+    assert "authorization" not in by_key.headers
+    assert (by_token.path, by_token.headers["authorization"]) == (path, "Bearer token")
+    assert missing_key("azure:my gpt") is None
 
 
 def test_a_local_server_needs_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
