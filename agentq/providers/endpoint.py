@@ -96,7 +96,10 @@ class Endpoint:
     def account(self) -> str | None:
         """See HasAccount; None where there is no key or address to call with."""
         try:
-            return account_id(self.url, self._key()[0])
+            key, _ = self._key()
+            # An organisation or a project has limits of its own.
+            billed = [os.environ.get(each, "").strip() for _, each in sorted(self.header_variables.items())]
+            return account_id(self.url, key, *filter(None, billed))
         except ProviderError:
             return None
 
