@@ -99,7 +99,9 @@ class Endpoint:
             key, _ = self._key()
             # An organisation or a project has limits of its own.
             billed = [os.environ.get(each, "").strip() for _, each in sorted(self.header_variables.items())]
-            return account_id(self.url, key, *filter(None, billed))
+            # The same account, whichever of its APIs is spoken.
+            server = self.name.removesuffix("-responses")
+            return account_id(server, self.url, key, *filter(None, billed))
         except ProviderError:
             return None
 

@@ -10,6 +10,7 @@ from agentq.providers.accounts import account_of
 from agentq.providers.anthropic import Anthropic
 from agentq.providers.base import ModelReply, ModelRequest
 from agentq.providers.openai_chat import OpenAIChat
+from agentq.providers.openai_responses import OpenAIResponses
 from agentq.providers.registry import resolve
 from agentq.providers.scripted import Scripted
 
@@ -23,6 +24,7 @@ def openai(*, name: str = "openai", url: str = "http://a", key: str = KEY, model
 def test_who_has_the_same_provider_address_and_key_has_the_same_account() -> None:
     first = account_of(openai())
     assert first == account_of(openai(url="http://a/")) == account_of(openai(model="n"))
+    assert first == account_of(OpenAIResponses("openai", base_url="http://a", api_key=KEY))
     others = [
         openai(url="http://b"),
         openai(key="sk-other"),
