@@ -9,8 +9,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -109,9 +109,7 @@ class McpServer:
             return stdio.StdioServerParameters(
                 command=program, args=arguments, env=self._revealed(self.env), cwd=self.cwd
             )
-        http = import_module("mcp.client.streamable_http")
-        client = import_module("mcp.shared._httpx_utils").create_mcp_http_client(headers=self._revealed(self.headers))
-        return http.streamable_http_client(self.url, http_client=client)
+        return _over_http(self.url, self._revealed(self.headers))
 
     def _revealed(self, values: Mapping[str, str]) -> dict[str, str]:
         return {key: self._read(value) for key, value in values.items()}
@@ -123,6 +121,15 @@ class McpServer:
         if name not in os.environ:
             raise ConfigError(f"MCP server {self.name!r} needs the variable {name}, which is not set")
         return os.environ[name]
+
+
+@asynccontextmanager
+async def _over_http(url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
+    """The official client's transport, with headers of ours: it does not close an HTTP client that it was given."""
+    transport = import_module("mcp.client.streamable_http").streamable_http_client
+    make_client = import_module("mcp.shared._httpx_utils").create_mcp_http_client
+    async with make_client(headers=headers) as client, transport(url, http_client=client) as streams:
+        yield streams
 
 
 class _Listed(Parameters):

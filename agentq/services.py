@@ -10,11 +10,13 @@ from agentq.agent import AgentSpec
 from agentq.blob_cache import BlobCache
 from agentq.cooldowns import Cooldowns
 from agentq.dispatch import Dispatcher
+from agentq.elsewhere import Elsewhere
 from agentq.heartbeat import Heartbeat
 from agentq.providers.base import Provider
 from agentq.storage.database import Database
 from agentq.streams import Streams
 from agentq.transcripts import Transcripts
+from agentq.wire import STEP_QUEUE
 
 
 def boot_time() -> float:
@@ -44,6 +46,8 @@ class Services:
     clock: Callable[[], float] = boot_time
     # False for the sweep: one run that somebody has locked must not keep it from all others.
     waits_for_locks: bool = True
+    # What the queues of this installation begin with.
+    queue: str = STEP_QUEUE
 
     @cached_property
     def transcripts(self) -> Transcripts:
@@ -64,6 +68,11 @@ class Services:
     def cooldowns(self) -> Cooldowns:
         """What this process knows of models that refuse calls for now."""
         return Cooldowns(self.database, self.clock)
+
+    @cached_property
+    def elsewhere(self) -> Elsewhere:
+        """What this process knows of work that it does not have the agents for."""
+        return Elsewhere(self.queue)
 
     @property
     def patience_secs(self) -> float:

@@ -277,6 +277,9 @@ def _due(scene: Scene, run: RunFacts) -> list[Wait]:
         return [
             Wait("time", "the time it was enqueued for", _sweep(scene, "begins it then"), run.created_at, run.due_at)
         ]
+    if gap is None and not cause and run.worker and scene.fleet.lacks(run.worker, run.agent):
+        what = f"a worker to take {name}: worker {run.worker}, which does not have agent {run.agent!r}, gave it back"
+        return [Wait("pickup", what, _free(scene, run, having=run.agent), run.updated_at, run.due_at, call_id)]
     if is_later and (cause or gap is None):
         what = f"the next try of {name}" + (f": {cause}" if cause else "")
         waits.append(Wait("time", what, "its time; a running worker takes it then", run.updated_at, run.due_at))
@@ -289,9 +292,10 @@ def _due(scene: Scene, run: RunFacts) -> list[Wait]:
     return waits
 
 
-def _free(scene: Scene, work: RunFacts | CallFacts) -> str:
-    number = scene.fleet.consumers(work.queue)
-    return f"the first free one of {number} on its queue; it is announced again until one comes"
+def _free(scene: Scene, work: RunFacts | CallFacts, *, having: str | None = None) -> str:
+    number = scene.fleet.consumers(work.queue, having=having)
+    which = " that has it" if having else ""
+    return f"the first free one of {number} on its queue{which}; it is announced again until one comes"
 
 
 def _cause(event: EventFacts | None) -> str:

@@ -185,6 +185,7 @@ def test_a_misspelt_variable_is_told_where_it_would_matter(installation: Program
 @pytest.mark.parametrize("words", [("runs", "ls"), ("runs", "show", "run_1"), ("approvals", "ls")])
 def test_to_look_at_nothing_makes_no_database(program: Program, words: tuple[str, ...]) -> None:
     assert one_line(program(*words), 2) == (
-        "there is no embedded database in ./.agentq yet; start one with agentq worker, or set AGENTQ_DATABASE_URL"
+        "there is no embedded database in ./.agentq yet; start one with agentq worker --agents my_agents.py, "
+        "or set AGENTQ_DATABASE_URL"
     )
     assert list(program.folder.iterdir()) == []

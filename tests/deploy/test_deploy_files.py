@@ -119,7 +119,7 @@ def test_every_setting_in_the_example_is_a_known_one() -> None:
 
 def test_provider_keys_in_the_example_are_named_and_empty() -> None:
     keys = {name: value for name, value in read_env(DEPLOY / "agentq.env.example").items() if name.endswith("_KEY")}
-    assert keys == {"OPENAI_API_KEY": "", "ANTHROPIC_API_KEY": ""}
+    assert keys == {"OPENAI_API_KEY": "", "ANTHROPIC_API_KEY": "", "GEMINI_API_KEY": ""}
 
 
 def test_the_examples_agree_on_the_database() -> None:
