@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 # What a memory and hooks may take before a worker that hangs in them counts as lost.
 STEP_SECS = 300.0
-# A run whose agent this worker does not have waits this long for a worker that has it.
-UNKNOWN_AGENT_SECS = 10.0
 
 _BODIES: dict[str, Callable[[Snapshot, AgentSpec, Services], Done]] = {
     "recall": recall,
@@ -115,12 +113,14 @@ class Engine(Control):
             raise
 
     def _hand_back(self, claim: Claim, snapshot: Snapshot) -> None:
-        known = ", ".join(sorted(self.services.agents)) or "none"
-        logger.error("run %s needs agent %r; this worker has: %s (AGENTQ_AGENTS)", claim.run_id, snapshot.agent, known)
-        with self.services.database.transaction() as connection:
-            patience = self.services.patience_secs
+        """A run of an agent that this worker does not have."""
+        services = self.services
+        with services.database.autocommit() as connection:
+            delay_secs = services.elsewhere.delay_secs(
+                connection, (claim.run_id, claim.seq), queue=claim.queue, agent=snapshot.agent, here=services.agents
+            )
             again = steps.release(
-                connection, claim, patience_secs=patience, delay_secs=UNKNOWN_AGENT_SECS, forgive=True
+                connection, claim, patience_secs=services.patience_secs, delay_secs=delay_secs, forgive=True
             )
         self.go_on(claim.run_id, again)
 
@@ -284,11 +284,7 @@ class Engine(Control):
             return CallEnd()
         agent = services.agents.get(claimed.snapshot.agent)
         if agent is None:
-            logger.error("run %s needs agent %r, which this worker does not have", run_id, claimed.snapshot.agent)
-            with services.database.autocommit() as connection:
-                # Not sent again at once: the sweep does that, and another worker may be the one to take it.
-                calls.rearm(connection, claimed, patience_secs=services.patience_secs, forgive=True)
-            return CallEnd()
+            return self._hand_back_call(claimed)
         if is_for_others(claimed.snapshot, agent):
             with services.database.transaction() as connection:
                 outdated.leave_call(connection, claimed, now=agent.version, patience_secs=services.patience_secs)
@@ -299,6 +295,18 @@ class Engine(Control):
             while end.here is not None:
                 end = copy_context().run(self._do_call, end.here, agent, stay)
         return end
+
+    def _hand_back_call(self, claimed: ClaimedCall) -> CallEnd:
+        services, ref, agent = self.services, claimed.ref, claimed.snapshot.agent
+        work = (ref.run_id, claimed.claim.seq, ref.index)
+        with services.database.autocommit() as connection:
+            delay_secs = services.elsewhere.delay_secs(
+                connection, work, queue=claimed.call.queue, agent=agent, here=services.agents
+            )
+            patience_secs = delay_secs or services.patience_secs
+            wake_up = calls.rearm(connection, claimed, patience_secs=patience_secs, forgive=True)
+        # Where it is not for now, the sweep sends it.
+        return CallEnd(next=None if delay_secs else wake_up)
 
     def _do_call(self, claimed: ClaimedCall, agent: AgentSpec, stay: Stay) -> CallEnd:
         """One call; the answer has the next one, where it is ours to do as well."""

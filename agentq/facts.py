@@ -108,6 +108,9 @@ class RunFacts(_Work):
 
 class LiveWorker(Protocol):
     @property
+    def id(self) -> str: ...
+
+    @property
     def queues(self) -> tuple[str, ...]: ...
 
     @property
@@ -140,8 +143,13 @@ class Fleet:
         """Whether a worker has this version of an agent."""
         return any(worker.versions.get(agent, "") == version for worker in self._workers)
 
-    def consumers(self, queue: str) -> int:
-        return len(self._on(queue))
+    def consumers(self, queue: str, *, having: str | None = None) -> int:
+        """How many consume it, of those that have this agent where one is given."""
+        return sum(having is None or having in worker.agents for worker in self._on(queue))
+
+    def lacks(self, worker: str, agent: str) -> bool:
+        """Whether the worker, or the one that the process belongs to, is known and does not have the agent."""
+        return any(each.id == worker.partition("/")[0] and agent not in each.agents for each in self._workers)
 
     def _on(self, queue: str) -> list[LiveWorker]:
         return [worker for worker in self._workers if physical(queue, self._prefix) in worker.queues]

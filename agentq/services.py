@@ -9,10 +9,12 @@ from typing import Any
 from agentq.agent import AgentSpec
 from agentq.blob_cache import BlobCache
 from agentq.dispatch import Dispatcher
+from agentq.elsewhere import Elsewhere
 from agentq.heartbeat import Heartbeat
 from agentq.providers.base import Provider
 from agentq.storage.database import Database
 from agentq.transcripts import Transcripts
+from agentq.wire import STEP_QUEUE
 
 
 def boot_time() -> float:
@@ -42,6 +44,8 @@ class Services:
     clock: Callable[[], float] = boot_time
     # False for the sweep: one run that somebody has locked must not keep it from all others.
     waits_for_locks: bool = True
+    # What the queues of this installation begin with.
+    queue: str = STEP_QUEUE
 
     @cached_property
     def transcripts(self) -> Transcripts:
@@ -52,6 +56,11 @@ class Services:
     def blobs(self) -> BlobCache:
         """What this process knows of images and files."""
         return BlobCache(self.database)
+
+    @cached_property
+    def elsewhere(self) -> Elsewhere:
+        """What this process knows of work that it does not have the agents for."""
+        return Elsewhere(self.queue)
 
     @property
     def patience_secs(self) -> float:

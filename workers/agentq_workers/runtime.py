@@ -92,6 +92,7 @@ class Runtime:
                     probe=self._probe,
                     local_steps=self.settings.local_steps,
                     may_stay=lambda: not self.is_stopping,
+                    queue=self.settings.queue,
                 )
             )
         return self._engine
