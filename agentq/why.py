@@ -278,7 +278,7 @@ def _due(scene: Scene, run: RunFacts) -> list[Wait]:
             Wait("time", "the time it was enqueued for", _sweep(scene, "begins it then"), run.created_at, run.due_at)
         ]
     if gap is None and not cause and run.worker and scene.fleet.lacks(run.worker, run.agent):
-        what = f"a worker to take {name}: worker {run.worker}, which does not have agent {run.agent!r}, gave it back"
+        what = f"a worker to take {name}: {_given_back(run.worker, run.agent)}"
         return [Wait("pickup", what, _free(scene, run, having=run.agent), run.updated_at, run.due_at, call_id)]
     if is_later and (cause or gap is None):
         what = f"the next try of {name}" + (f": {cause}" if cause else "")
@@ -292,9 +292,13 @@ def _due(scene: Scene, run: RunFacts) -> list[Wait]:
     return waits
 
 
+def _given_back(worker: str, agent: str) -> str:
+    return f"worker {worker}, which does not have agent {agent!r}, gave it back"
+
+
 def _free(scene: Scene, work: RunFacts | CallFacts, *, having: str | None = None) -> str:
     number = scene.fleet.consumers(work.queue, having=having)
-    which = " that has it" if having else ""
+    which = " that have it" if having else ""
     return f"the first free one of {number} on its queue{which}; it is announced again until one comes"
 
 
@@ -379,7 +383,10 @@ def _announced(scene: Scene, run: RunFacts, call: CallFacts) -> Wait:
         since = min(call.announced_at or run.updated_at, run.updated_at)
         return Wait("worker", what, f"start one: {gap.fix}", since, call.sweep_at, call.call_id)
     what = f"a worker to take {call.tool} ({call.call_id}){_attempt(call.attempt + 1)}"
-    return Wait("pickup", what, _free(scene, call), call.announced_at, call.sweep_at, call.call_id)
+    having = None
+    if call.worker and scene.fleet.lacks(call.worker, run.agent):
+        what, having = f"{what}: {_given_back(call.worker, run.agent)}", run.agent
+    return Wait("pickup", what, _free(scene, call, having=having), call.announced_at, call.sweep_at, call.call_id)
 
 
 def _sub_agent(scene: Scene, run: RunFacts, call: CallFacts, level: int) -> Wait:

@@ -61,10 +61,10 @@ def start(fleet: Fleet, name: str) -> tuple[Worker, Worker]:
     return fleet.both(concurrency=2)
 
 
-def test_workers_with_different_agents_leave_each_other_their_runs_and_put_none_off(fleet: Fleet) -> None:
-    workers = [*start(fleet, "mine"), *start(fleet, "theirs")]
-    with watched(fleet.database) as put_off:
-        runs = {name: fleet.client.enqueue_many(name, ["go"] * RUNS) for name in ("mine", "theirs")}
+def test_workers_with_different_agents_leave_each_other_their_runs_and_put_none_off(redis_fleet: Fleet) -> None:
+    workers = [*start(redis_fleet, "mine"), *start(redis_fleet, "theirs")]
+    with watched(redis_fleet.database) as put_off:
+        runs = {name: redis_fleet.client.enqueue_many(name, ["go"] * RUNS) for name in ("mine", "theirs")}
         for name, handles in runs.items():
             assert {handle.wait(timeout=60).text for handle in handles} == {f"by {name}"}
         assert put_off() == []
@@ -72,4 +72,4 @@ def test_workers_with_different_agents_leave_each_other_their_runs_and_put_none_
         assert "ERROR" not in worker.text()
         # Once an agent and process, however many runs it was.
         assert worker.text().count("left to workers that have it") <= worker.concurrency + 1
-    assert len(fleet.calls("begin")) == 2 * RUNS * 4
+    assert len(redis_fleet.calls("begin")) == 2 * RUNS * 4
