@@ -10,6 +10,7 @@ import pytest
 from agentq import Agent, Client
 from agentq.inflight import Report
 from agentq.registry import load_agents
+from agentq.storage import leases
 from agentq.storage.database import Database
 from agentq.storage.inflight import open_runs
 from agentq.wire import BatchMessage
@@ -150,6 +151,20 @@ def test_a_person_reads_how_many_why_which_and_what_to_do(installation: Program,
         f"{'':<18}{runs[0]} {runs[1]} and 1 more",
         "3 of 3 open runs would not go on with this code",
     ]
+
+
+def test_where_others_share_the_database_only_the_agents_that_are_named_count(
+    installation: Program, old: Drain, database: Database
+) -> None:
+    mine = start(old, "single")
+    start(old, "batch")
+    with database.autocommit() as connection:
+        leases.seen(connection, "worker", pool="thread", queues=["agentq"], agents=["single", "batch"])
+    place = new_code(installation, 'other = Agent("other", model=Scripted(["x"]))')
+    done = installation("check-inflight", "--agents", place, "--agent", "single", "--agent", "other", "--json")
+    assert (done.code, [each["run_ids"] for each in done.json["found"]]) == (1, [[mine]])
+    assert installation("check-inflight", "--agents", place, "--agent", "other").code == 0
+    assert "'singel'" in one_line(installation("check-inflight", "--agents", place, "--agent", "singel"), 2)
 
 
 def test_runs_that_have_ended_are_not_looked_at(installation: Program, old: Drain) -> None:
