@@ -159,9 +159,10 @@ def test_where_others_share_the_database_only_the_agents_that_are_named_count(
     mine = start(old, "single")
     start(old, "batch")
     with database.autocommit() as connection:
-        leases.seen(connection, "worker", pool="thread", queues=["agentq"], agents=["single", "batch"])
+        leases.know_agents(connection, ["single", "batch"])
     place = new_code(installation, 'other = Agent("other", model=Scripted(["x"]))')
     done = installation("check-inflight", "--agents", place, "--agent", "single", "--agent", "other", "--json")
+    assert done.err == ""
     assert (done.code, [each["run_ids"] for each in done.json["found"]]) == (1, [[mine]])
     assert installation("check-inflight", "--agents", place, "--agent", "other").code == 0
     assert "'singel'" in one_line(installation("check-inflight", "--agents", place, "--agent", "singel"), 2)

@@ -170,8 +170,8 @@ def test_of_runs_that_are_too_young_no_more_than_a_page_is_read(drain: Drain) ->
     with drain.database.transaction() as connection:
         assert page(connection, keep_secs=30 * DAY, after="").last is None
         read = connection.execute(ROWS_READ).scalar()
-    # An index is read one entry further.
-    assert 0 < read <= PAGE + 1
+    # An index may have entries of rows that are no more, and is read further for them.
+    assert 0 < read < 2 * PAGE
 
 
 def test_images_that_a_purge_died_before_are_deleted_by_the_next(drain: Drain) -> None:
