@@ -27,7 +27,7 @@ from agentq.steps.model import call_model
 from agentq.steps.recall import recall
 from agentq.steps.review import review
 from agentq.steps.tool_batch import CallDone, asked_for, interrupted, not_run, refused, run_call, unknown_tool
-from agentq.storage import calls, inbox, leases, outdated, steps
+from agentq.storage import calls, deltas, inbox, leases, outdated, steps
 from agentq.storage.approvals import Question
 from agentq.storage.calls import ClaimedCall, Lane
 from agentq.storage.commits import CancelRequested
@@ -219,13 +219,17 @@ class Engine(Control):
 
     def _call_model_watched(self, claim: Claim, snapshot: Snapshot, agent: AgentSpec) -> Done:
         """The model's step with its reply shown while it is written."""
-        is_again = claim.attempt > 1
+        is_again = not claim.follows and self._was_shown(claim)
         stream = self.services.streams.begin(claim.run_id, claim.token, snapshot.seq, is_again=is_again)
         try:
             done = call_model(snapshot, agent, self.services, stream)
         finally:
             rest = stream.end()
         return replace(done, before=rest, streamed=stream.saved)
+
+    def _was_shown(self, claim: Claim) -> bool:
+        with self.services.database.autocommit() as connection:
+            return deltas.was_shown(connection, claim.run_id)
 
     def unclear(self, snapshot: Snapshot, only: OpenCall) -> Done:
         """A step whose only call may have run, and must not run again: a person is asked, or the model told so."""

@@ -17,6 +17,7 @@ from agentq.storage import deltas
 from agentq.storage.database import Database
 from agentq.storage.deltas import Written
 from agentq.storage.journal import NewEvent
+from agentq.text import clean
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +26,16 @@ FLUSH_SECS = 0.15
 
 
 class Stream:
-    """One attempt at a reply. Told of its deltas in the step's thread, asked for them in the thread that saves them."""
+    """One attempt at a reply. Told of its deltas in the step's thread, asked for them in the thread that saves them.
+
+    A piece that is None takes back all that is before it.
+    """
 
     def __init__(self, streams: "Streams", run_id: str, token: UUID, seq: int) -> None:
         self._streams = streams
         self._lock = threading.Lock()
-        self._pending: list[Delta | None] = []
-        self._shown: list[str] = []
+        self._pieces: list[Delta | None] = []
+        self._saved_pieces = 0
         self._seq = seq
         self.run_id = run_id
         self.token = token
@@ -39,36 +43,50 @@ class Stream:
 
     def add(self, delta: Delta) -> None:
         """Show a piece of the reply; see ``ModelRequest.on_delta``."""
-        # Of all kinds, so that there is something to take back; only the text is compared.
-        self._shown.append(delta.text if delta.kind == "text" else "")
         self._put(delta)
 
     def settle(self, text: str | None) -> None:
         """Take back what was shown where the reply says something else (None: where there is no reply)."""
-        if self._shown and "".join(self._shown) != text:
+        shown = self._shown()
+        if shown and clean("".join(piece.text for piece in shown if piece.kind == "text")) != text:
             self.reset()
 
     def reset(self) -> None:
         """Take back what was shown, here or by an attempt that was lost."""
-        self._shown.clear()
         self._put(None)
 
-    def _put(self, delta: Delta | None) -> None:
+    def _shown(self) -> list[Delta]:
         with self._lock:
-            self._pending.append(delta)
+            last = max((at for at, piece in enumerate(self._pieces) if piece is None), default=-1)
+            return [piece for piece in self._pieces[last + 1 :] if piece is not None]
+
+    def _put(self, piece: Delta | None) -> None:
+        with self._lock:
+            self._pieces.append(piece)
         self._streams.wake()
 
-    def pending(self) -> tuple[int, list[NewEvent]]:
-        """How many pieces are not saved yet, and the events that say them."""
-        with self._lock:
-            pending = list(self._pending)
-        return len(pending), [self._event(delta) for delta in _joined(pending)]
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is something to save."""
+        return len(self._pieces) > self._saved_pieces
 
-    def drop(self, pieces: int, events: int) -> None:
-        """So many are saved."""
+    def pending(self) -> tuple[int, list[NewEvent]]:
+        """The pieces that are not saved yet, as events, and how many pieces there are then in all."""
         with self._lock:
-            del self._pending[:pieces]
+            pending, count = self._pieces[self._saved_pieces :], len(self._pieces)
+        return count, [self._event(delta) for delta in _joined(pending)]
+
+    def is_saved(self, pieces: int, events: int) -> None:
+        """So many are saved now, the last of them in so many events."""
+        with self._lock:
+            self._saved_pieces = pieces
         self.saved += events
+
+    def show_again(self) -> None:
+        """Nobody knows what was saved: all of it is taken back and shown once more."""
+        shown = self._shown()
+        with self._lock:
+            self._pieces, self._saved_pieces = [None, *shown], 0
 
     def end(self) -> list[NewEvent]:
         """The events that are still to be saved, with the step's own; nothing else saves any after this."""
@@ -77,9 +95,9 @@ class Stream:
     def _event(self, delta: Delta | None) -> NewEvent:
         if delta is None:
             return NewEvent("model.reset", {"seq": self._seq})
-        data: dict[str, Any] = {"seq": self._seq, "kind": delta.kind, "text": delta.text}
+        data: dict[str, Any] = {"seq": self._seq, "kind": delta.kind, "text": clean(delta.text)}
         if delta.kind == "arguments":
-            data |= {"call": delta.call, "tool": delta.name}
+            data |= {"call": delta.call, "tool": clean(delta.name or "")}
         return NewEvent("model.delta", data)
 
 
@@ -131,35 +149,44 @@ class Streams:
             with self._changed:
                 self._streams.discard(stream)
                 self._changed.notify()
-            pieces, events = stream.pending()
-            stream.drop(pieces, 0)
-            return events
+            return stream.pending()[1]
 
     def _work(self) -> None:
-        while True:
+        try:
+            while self._is_at_work():
+                self._save()
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._streams, FLUSH_SECS)
+        except Exception:
+            # What is not shown now goes with the commits of the steps; the next reply begins with a new thread.
+            logger.exception("replies that are being written are not shown")
             with self._changed:
-                self._changed.wait_for(lambda: not self._streams or any(each.pending()[0] for each in self._streams))
-                if not self._streams:
-                    self._thread = None
-                    return
-            self._save()
-            with self._changed:
-                self._changed.wait_for(lambda: not self._streams, FLUSH_SECS)
+                self._thread = None
+
+    def _is_at_work(self) -> bool:
+        """Wait for something to save; False when the last reply has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._streams or any(each.is_pending for each in self._streams))
+            if not self._streams:
+                self._thread = None
+            return bool(self._streams)
 
     def _save(self) -> None:
         """What has come, of all replies; of those that are not ours any more it is never saved."""
         with self._saving:
             with self._changed:
-                found = {each.run_id: (each, *each.pending()) for each in self._streams}
-            written = {run_id: Written(each.token, events) for run_id, (each, _, events) in found.items() if events}
-            if not written:
+                found = {each.run_id: (each, *each.pending()) for each in self._streams if each.is_pending}
+            if not found:
                 return
+            written = {run_id: Written(each.token, events) for run_id, (each, _, events) in found.items()}
             try:
                 with self._database.autocommit() as connection:
                     saved = deltas.write(connection, written)
             except UnavailableError as error:
                 logger.debug("what was streamed is saved later: %s", error)
+                for stream, _, _ in found.values():
+                    stream.show_again()
                 return
             for run_id in saved:
                 stream, pieces, events = found[run_id]
-                stream.drop(pieces, len(events))
+                stream.is_saved(pieces, len(events))

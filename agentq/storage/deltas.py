@@ -28,6 +28,15 @@ _WRITE = text(f"""
 """)
 
 
+# Not by the attempts that are counted: one that a worker gave back as it was stopped is not.
+_LAST = text("""
+    SELECT e.type FROM agentq.runs r
+    JOIN agentq.journal j ON j.run = r.number AND j.number > coalesce(r.reply, 0)
+    CROSS JOIN agentq.events_of(j) e
+    WHERE r.id = :run_id AND e.type IN ('model.delta', 'model.reset') ORDER BY e.number DESC LIMIT 1
+""")
+
+
 @dataclass(frozen=True)
 class Written:
     """What was written to a reply of a run, whose lease has this token."""
@@ -48,3 +57,9 @@ def write(connection: Connection, written: Mapping[str, Written]) -> set[str]:
         for run_id, each in written.items()
     ]
     return {row.id for row in connection.execute(_WRITE, {"given": dump(given)})}
+
+
+def was_shown(connection: Connection, run_id: str) -> bool:
+    """Whether an attempt at the reply that is due has shown something that was not taken back."""
+    row = connection.execute(_LAST, {"run_id": run_id}).first()
+    return row is not None and row.type == "model.delta"

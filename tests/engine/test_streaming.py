@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 from agentq import Agent, Event, Handle, tool
-from agentq.errors import ProviderError
+from agentq.errors import ProviderError, UnavailableError
 from agentq.messages import AssistantMessage, Usage
 from agentq.providers.base import Delta, ModelReply, ModelRequest
 from agentq.providers.openai_chat import OpenAIChat
 from agentq.providers.scripted import Call, Scripted
+from agentq.recovery import take_back
+from agentq.storage import deltas
 from agentq.storage.database import Database
-from agentq.storage.sql import text
+from agentq.storage.sql import Connection, text
+from agentq.text import clean
+from agentq.wire import StepMessage
 from tests.engine.counting import counted
 from tests.engine.drain import Died, Drain
 from tests.engine.test_crashes import die_once
@@ -242,9 +246,14 @@ def test_a_row_that_somebody_has_locked_keeps_neither_the_model_nor_other_runs(d
     assert (shown(all_events(first)), shown(all_events(second))) == ("A", "B")
 
 
-def test_streaming_reads_the_conversation_no_more_often(database: Database) -> None:
+TURNS = 5
+
+
+def test_streaming_costs_one_read_a_message_for_what_an_attempt_before_it_has_shown(
+    database: Database,
+) -> None:
     def reads(*, stream: bool) -> int:
-        script = Scripted([[Call("look", {"where": "x"})]] * 4 + ["done"])
+        script = Scripted([[Call("look", {"where": "x"})]] * (TURNS - 1) + ["done"])
         drain = Drain(database, agent := Agent("test", model=script, tools=[look], stream=stream))
         handle = drain.enqueue(agent)
         with counted(database) as counts:
@@ -252,7 +261,7 @@ def test_streaming_reads_the_conversation_no_more_often(database: Database) -> N
         assert handle.result().text == "done"
         return counts["reads"]
 
-    assert reads(stream=True) == reads(stream=False)
+    assert reads(stream=True) == reads(stream=False) + TURNS
 
 
 def test_a_real_stream_ends_up_in_the_events(database: Database) -> None:
@@ -266,3 +275,58 @@ def test_a_real_stream_ends_up_in_the_events(database: Database) -> None:
         drain.work()
     assert server.asked[0].body["stream"] is True
     assert shown(all_events(handle)) == handle.result().text == "One two."
+
+
+def test_an_attempt_that_was_given_back_uncounted_is_taken_back_too(database: Database) -> None:
+    def half(on_delta: Callable[[Delta], None]) -> str:
+        on_delta(Delta("text", "Half a"))
+        eventually(lambda: shown(list(handle.events(follow=False))) == "Half a", what="it is seen")
+        return "Half a"
+
+    agent = Agent("test", model=Writer(half, texts("Whole.")), stream=True)
+    drain = Drain(database, agent, probe=die_once("effect", "model"))
+    handle = drain.enqueue(agent)
+    with pytest.raises(Died):
+        drain.work()
+    # As a worker that is told to stop does with what it cannot finish.
+    take_back(Drain(database, agent).engine, "drain", forgive=True)
+    assert handle.run().attempt == 0
+    other = Drain(database, agent)
+    other.send(StepMessage(handle.id, handle.run().seq))
+    other.work()
+    assert shown(all_events(handle)) == handle.result().text == "Whole."
+
+
+def test_a_piece_whose_saving_was_not_confirmed_is_not_shown_twice(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[bool] = []
+    write_deltas = deltas.write
+
+    def unconfirmed(connection: Connection, written: Any) -> set[str]:
+        saved = write_deltas(connection, written)
+        if not lost:
+            lost.append(True)
+            raise UnavailableError("the connection was lost behind it")
+        return saved
+
+    def write(on_delta: Callable[[Delta], None]) -> str:
+        on_delta(Delta("text", "Once"))
+        eventually(lambda: lost, what="the answer is lost")
+        on_delta(Delta("text", " only."))
+        return "Once only."
+
+    monkeypatch.setattr(deltas, "write", unconfirmed)
+    drain = Drain(database, agent := Agent("test", model=Writer(write), stream=True))
+    handle = drain.enqueue(agent)
+    drain.work()
+    assert shown(all_events(handle)) == handle.result().text == "Once only."
+
+
+@pytest.mark.parametrize("bad", ["a\x00b", "a\ud83db", "\ude00"])
+def test_a_piece_that_nobody_can_store_is_shown_as_it_is_stored_in_the_end(database: Database, bad: str) -> None:
+    drain = Drain(database, agent := Agent("test", model=Writer(texts("It is ", bad, ".")), stream=True))
+    handle = drain.enqueue(agent)
+    drain.work()
+    assert shown(all_events(handle)) == handle.result().text == clean(f"It is {bad}.")
+    assert "model.reset" not in kinds(all_events(handle))
