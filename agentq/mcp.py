@@ -261,9 +261,10 @@ class _Connection:
 
     def __init__(self, server: McpServer) -> None:
         self._server = server
+        self.loop = asyncio.get_running_loop()
         self._ends = asyncio.Event()
-        self._opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.get_running_loop().create_task(self._hold())
+        self._opened: asyncio.Future[Any] = self.loop.create_future()
+        self._task = self.loop.create_task(self._hold())
         self.client: Any = None
 
     async def _hold(self) -> None:
@@ -304,7 +305,9 @@ _opening: dict[tuple[int, int, str], asyncio.Lock] = {}
 
 async def _connected(server: McpServer) -> _Connection:
     """The process's connection to the server, opened where there is none that can be used. Raises ConfigError."""
-    key = (os.getpid(), id(asyncio.get_running_loop()), repr((server.name, server.command, server.url)))
+    # With what it was given to be let in: another one's connection may do other things.
+    given = [server.name, server.command, server.url, server.cwd, {**server.env}, {**server.headers}]
+    key = (os.getpid(), id(asyncio.get_running_loop()), repr(given))
     async with _opening.setdefault(key, asyncio.Lock()):
         connection = _connections.get(key)
         if connection is not None and not await connection.is_alive():
@@ -322,4 +325,4 @@ def close_all() -> None:
     for key, connection in list(_connections.items()):
         del _connections[key]
         with suppress(RuntimeError):
-            connection._ends._loop.call_soon_threadsafe(connection.close)  # type: ignore[attr-defined]
+            connection.loop.call_soon_threadsafe(connection.close)

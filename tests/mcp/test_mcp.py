@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,11 @@ def test_over_http_it_is_the_same_with_a_key_from_the_environment(
     price, dot = called(database, tools, Call("price", {"item": "tea"}), Call("draw"))
     assert (price.text, dot.text[:5]) == ("1 tea: 3 euros", "a dot")
     assert {line for line in log.read_text().splitlines() if line.startswith("key")} == {"key Bearer k3y"}
+    # The same server for somebody else: not on a connection that was opened with another key.
+    other = replace(server, headers={"authorization": "Bearer 0ther"})
+    called(database, other.tools(["price"]), Call("price", {"item": "tea"}))
+    said = log.read_text().splitlines()
+    assert said[len(said) - 2 - said[::-1].index("price tea")] == "key Bearer 0ther"
     start()
     (again,) = called(database, tools, Call("price", {"item": "tea"}))
     assert again.status == "success"
