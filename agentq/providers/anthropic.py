@@ -14,7 +14,7 @@ from agentq.providers.anthropic_stream import read_stream
 from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
 from agentq.providers.choice import tool_choice
 from agentq.providers.content import base64_of, is_image, is_pdf, placeholder, text_of, unsupported
-from agentq.providers.endpoint import Endpoint, Secret
+from agentq.providers.endpoint import AtEndpoint, Endpoint, Secret
 from agentq.providers.schemas import ANTHROPIC, narrowed
 from agentq.providers.transcript import IdRule, SentIds, arguments_object, kept_blocks, sent_name
 
@@ -27,7 +27,7 @@ _PARAMETER = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _CALL_IDS = IdRule(r"[a-zA-Z0-9_-]{1,64}", 32)
 
 
-class Anthropic:
+class Anthropic(AtEndpoint):
     """Claude, by its own API.
 
     The API wants ``max_tokens`` with each request: 8192 unless the agent's settings say something else (a model with
@@ -44,8 +44,7 @@ class Anthropic:
         model: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.model = model
-        self._endpoint = Endpoint(
+        endpoint = Endpoint(
             name,
             Secret("ANTHROPIC_API_KEY", api_key),
             default_url="https://api.anthropic.com",
@@ -55,17 +54,7 @@ class Anthropic:
             bearer=Secret("ANTHROPIC_AUTH_TOKEN"),
             headers={"anthropic-version": "2023-06-01", **(headers or {})},
         )
-
-    @property
-    def name(self) -> str:
-        return self._endpoint.name
-
-    def account(self) -> str | None:
-        """See HasAccount."""
-        return self._endpoint.account()
-
-    def __repr__(self) -> str:
-        return f"Anthropic({self.name!r})"
+        super().__init__(endpoint, model)
 
     def output_format(self, schema: dict[str, Any], *, forced: bool) -> OutputFormat | None:
         """See HasOutputFormat. This mode is strict or not there."""

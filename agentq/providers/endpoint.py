@@ -146,3 +146,22 @@ def stream_events(provider: str, pieces: Iterable[bytes], *, key: str = "") -> I
             yield DONE, {}
             return
         yield event.name, event_document(provider, event.data, key=key)
+
+
+class AtEndpoint:
+    """A provider that is asked at one endpoint, whose name it goes by."""
+
+    def __init__(self, endpoint: Endpoint, model: str) -> None:
+        self._endpoint = endpoint
+        self.model = model
+
+    @property
+    def name(self) -> str:
+        return self._endpoint.name
+
+    def account(self) -> str | None:
+        """See HasAccount."""
+        return self._endpoint.account()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"

@@ -9,12 +9,12 @@ from urllib.parse import quote
 from agentq.errors import ProviderError
 from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
 from agentq.providers.choice import tool_choice
-from agentq.providers.endpoint import Endpoint, Secret
+from agentq.providers.endpoint import AtEndpoint, Endpoint, Secret
 from agentq.providers.gemini_contents import contents
 from agentq.providers.gemini_reply import read_reply
 from agentq.providers.gemini_schemas import parameters
 from agentq.providers.gemini_stream import read_stream
-from agentq.providers.schemas import GEMINI, narrowed
+from agentq.providers.schemas import GEMINI, output_format
 
 # The usual names of settings, so that one agent can have models of several providers.
 _CONFIG = {
@@ -37,7 +37,7 @@ _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY", "tool": "ANY"}
 _OLDER = re.compile(r"(^|/)(gemini-[12](\D|$)|gemma)")
 
 
-class Gemini:
+class Gemini(AtEndpoint):
     """Gemini, by Google's own API.
 
     The key is in GEMINI_API_KEY or GOOGLE_API_KEY (which wins), another address, without its ``/v1beta``, in
@@ -56,26 +56,11 @@ class Gemini:
         model: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        self.model = model
-        self._endpoint = gemini_endpoint(name, base_url, api_key, headers or {})
-
-    @property
-    def name(self) -> str:
-        return self._endpoint.name
-
-    def account(self) -> str | None:
-        """See HasAccount."""
-        return self._endpoint.account()
-
-    def __repr__(self) -> str:
-        return f"Gemini({self.name!r})"
+        super().__init__(gemini_endpoint(name, base_url, api_key, headers or {}), model)
 
     def output_format(self, schema: dict[str, Any], *, forced: bool) -> OutputFormat | None:
         """See HasOutputFormat. Forced, a schema beyond this mode goes out as it is, and is not strict."""
-        strict = narrowed(schema, GEMINI)
-        if strict is not None:
-            return OutputFormat(strict)
-        return OutputFormat(schema, strict=False) if forced else None
+        return output_format(schema, GEMINI, forced=forced)
 
     def complete(self, request: ModelRequest) -> ModelReply:
         body = request_body(request, self.name)

@@ -13,16 +13,16 @@ from agentq.providers.chat_reply import read_reply
 from agentq.providers.chat_stream import read_stream
 from agentq.providers.choice import tool_choice
 from agentq.providers.content import as_words, data_url, is_image, is_pdf, placeholder, unsupported
-from agentq.providers.endpoint import Endpoint, Secret
+from agentq.providers.endpoint import AtEndpoint, Endpoint, Secret
 from agentq.providers.profiles import PROFILES, Profile, azure_path, variable
-from agentq.providers.schemas import OPENAI, narrowed, with_items
+from agentq.providers.schemas import OPENAI, output_format, with_items
 from agentq.providers.transcript import SentIds, arguments_object, kept_blocks, result_text, sent_name
 
 # Made here of the settings and of what else is in the request.
 _OURS = {"stream", "tool_choice", "parallel_tool_calls"}
 
 
-class OpenAIChat:
+class OpenAIChat(AtEndpoint):
     """A server that speaks Chat Completions.
 
     A ``name`` of ``PROFILES`` brings its address and ways; any other one needs ``base_url``, its key is in
@@ -42,28 +42,13 @@ class OpenAIChat:
         profile: Profile | None = None,
     ) -> None:
         self._profile = profile or PROFILES.get(name) or Profile(key_required=False)
-        self.model = model
-        self._endpoint = endpoint_of(name, self._profile, base_url, api_key, headers or {})
-
-    @property
-    def name(self) -> str:
-        return self._endpoint.name
-
-    def account(self) -> str | None:
-        """See HasAccount."""
-        return self._endpoint.account()
-
-    def __repr__(self) -> str:
-        return f"OpenAIChat({self.name!r})"
+        super().__init__(endpoint_of(name, self._profile, base_url, api_key, headers or {}), model)
 
     def output_format(self, schema: dict[str, Any], *, forced: bool) -> OutputFormat | None:
         """See HasOutputFormat. Forced, a schema beyond OpenAI's strict mode goes out as it is, and is not strict."""
         if not (self._profile.json_schema or forced):
             return None
-        strict = narrowed(schema, OPENAI)
-        if strict is not None:
-            return OutputFormat(strict)
-        return OutputFormat(schema, strict=False) if forced else None
+        return output_format(schema, OPENAI, forced=forced)
 
     def complete(self, request: ModelRequest) -> ModelReply:
         body = request_body(request, self.name, self._profile)
@@ -82,15 +67,21 @@ class OpenAIChat:
 
 
 def endpoint_of(
-    name: str, profile: Profile, base_url: str | None, api_key: str | None, headers: Mapping[str, str]
+    server: str,
+    profile: Profile,
+    base_url: str | None,
+    api_key: str | None,
+    headers: Mapping[str, str],
+    *,
+    name: str | None = None,
 ) -> Endpoint:
-    """Where a server is, and how it wants its key."""
+    """Where a server is, and how it wants its key; ``name`` is that of the API that is spoken there."""
     return Endpoint(
-        name,
-        Secret(variable(name, "API_KEY"), api_key),
+        name or server,
+        Secret(variable(server, "API_KEY"), api_key),
         default_url=profile.base_url,
         base_url=base_url,
-        base_url_variable=variable(name, "BASE_URL"),
+        base_url_variable=variable(server, "BASE_URL"),
         key_header=profile.key_header,
         key_required=profile.key_required,
         bearer=Secret(profile.bearer_variable) if profile.bearer_variable else None,

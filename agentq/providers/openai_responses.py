@@ -16,12 +16,13 @@ from agentq.output import OUTPUT_TOOL
 from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSpec
 from agentq.providers.choice import tool_choice
 from agentq.providers.content import as_words, data_url, is_image, is_pdf, placeholder, unsupported
-from agentq.providers.endpoint import Endpoint, Secret
-from agentq.providers.profiles import PROFILES, Profile, variable
+from agentq.providers.endpoint import AtEndpoint
+from agentq.providers.openai_chat import endpoint_of
+from agentq.providers.profiles import PROFILES, Profile
 from agentq.providers.responses_items import made_whole, sent_arguments
 from agentq.providers.responses_reply import read_reply
 from agentq.providers.responses_stream import read_stream
-from agentq.providers.schemas import OPENAI, narrowed
+from agentq.providers.schemas import OPENAI, output_format
 from agentq.providers.transcript import IdRule, SentIds, kept_blocks, result_text, sent_name
 
 ENCRYPTED = "reasoning.encrypted_content"
@@ -44,7 +45,7 @@ _CALLS_LAST = {"deepseek-responses"}
 _plain: set[tuple[str, str]] = set()
 
 
-class OpenAIResponses:
+class OpenAIResponses(AtEndpoint):
     """A server that speaks the Responses API.
 
     ``server`` is one of ``PROFILES``, which brings its address; any other one needs ``base_url``, its key is in
@@ -67,27 +68,8 @@ class OpenAIResponses:
     ) -> None:
         self._server = server
         self._profile = profile or PROFILES.get(server) or Profile(key_required=False)
-        self.model = model
-        self._endpoint = Endpoint(
-            f"{server}-responses",
-            Secret(variable(server, "API_KEY"), api_key),
-            default_url=self._profile.base_url,
-            base_url=base_url,
-            base_url_variable=variable(server, "BASE_URL"),
-            key_header=self._profile.key_header,
-            key_required=self._profile.key_required,
-            bearer=Secret(self._profile.bearer_variable) if self._profile.bearer_variable else None,
-            headers=dict(headers or {}),
-            header_variables=self._profile.header_variables,
-        )
-
-    @property
-    def name(self) -> str:
-        return self._endpoint.name
-
-    def account(self) -> str | None:
-        """See HasAccount."""
-        return self._endpoint.account()
+        name = f"{server}-responses"
+        super().__init__(endpoint_of(server, self._profile, base_url, api_key, headers or {}, name=name), model)
 
     def __repr__(self) -> str:
         return f"OpenAIResponses({self._server!r})"
@@ -96,10 +78,7 @@ class OpenAIResponses:
         """See HasOutputFormat. Forced, a schema beyond OpenAI's strict mode goes out as it is, and is not strict."""
         if not (self._profile.json_schema or forced):
             return None
-        strict = narrowed(schema, OPENAI)
-        if strict is not None:
-            return OutputFormat(strict)
-        return OutputFormat(schema, strict=False) if forced else None
+        return output_format(schema, OPENAI, forced=forced)
 
     def complete(self, request: ModelRequest) -> ModelReply:
         until = time.monotonic() + request.timeout_secs

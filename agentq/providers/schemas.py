@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from agentq.providers.base import OutputFormat
+
 # Structure that every mode has; what else is in a schema is a check, a word for people, or beyond them.
 _STRUCTURE = {
     *("$defs", "$ref", "type", "enum", "const", "anyOf", "oneOf", "allOf"),
@@ -51,6 +53,14 @@ GEMINI = Dialect(
     listed=frozenset(["string", "integer", "number"]),
     const=False,
 )
+
+
+def output_format(schema: dict[str, Any], dialect: Dialect, *, forced: bool) -> OutputFormat | None:
+    """See HasOutputFormat. Forced, a schema beyond the dialect goes out as it is, and is not strict."""
+    strict = narrowed(schema, dialect)
+    if strict is not None:
+        return OutputFormat(strict)
+    return OutputFormat(schema, strict=False) if forced else None
 
 
 class _BeyondError(Exception):
