@@ -1,10 +1,14 @@
 """Images and files on their way to a model: what adapters do alike, also with what they cannot send."""
 
 import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from agentq import media_types
 from agentq.content import File, Image
 from agentq.errors import ProviderError
+from agentq.messages import ToolResult
 
 
 def is_image(media: Image | File) -> bool:
@@ -40,6 +44,37 @@ def as_words(media: Image | File) -> str | None:
     """A text file for a provider that has no files of text: between two lines that say which."""
     text = text_of(media)
     return None if text is None else f"{media}\n{text}\n[end of {media.name or 'the file'}]"
+
+
+@dataclass(frozen=True)
+class InWords:
+    """A result of the tool ``name`` for a provider that takes nothing but text there, and what is shown behind it."""
+
+    name: str
+    text: str
+    shown: tuple[dict[str, Any], ...]
+
+    def title(self, number: int) -> str:
+        """What is said before the one that is shown as this number."""
+        return f"Number {number}, from {self.name}:"
+
+
+def in_words(
+    result: ToolResult, form: Callable[[Image | File], dict[str, Any] | None], *, shown_before: int
+) -> InWords:
+    """``form`` gives a part to be shown, or None; those that were ``shown_before`` have their numbers already."""
+    words, shown = list[str](), list[dict[str, Any]]()
+    for part in result.parts:
+        if isinstance(part, str):
+            words.append(part)
+        elif (text := as_words(part)) is not None:
+            words.append(text)
+        elif (given := form(part)) is not None:
+            shown.append(given)
+            words.append(f"{part}, shown below as number {shown_before + len(shown)}")
+        else:
+            words.append(placeholder(part))
+    return InWords(result.name, "\n".join(words), tuple(shown))
 
 
 def placeholder(media: Image | File) -> str:

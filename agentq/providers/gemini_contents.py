@@ -8,7 +8,7 @@ from agentq.content import File, Image
 from agentq.media_types import IMAGES, PDF
 from agentq.messages import AssistantMessage, Message, ToolCall, ToolMessage, ToolResult, UserMessage
 from agentq.providers.base import ModelRequest
-from agentq.providers.content import as_words, base64_of, placeholder, unsupported
+from agentq.providers.content import as_words, base64_of, in_words, unsupported
 from agentq.providers.transcript import Block, arguments_object, kept_blocks, sent_name
 
 # https://ai.google.dev/gemini-api/docs/image-understanding, and the pages on audio, video and documents.
@@ -83,20 +83,11 @@ class _Writer:
         return {**call, "response": {"output" if result.status == "success" else "error": text}}
 
     def _in_words(self, result: ToolResult) -> str:
-        """The result as text, with the numbers of those that are shown behind it."""
-        words = []
-        for part in result.parts:
-            if isinstance(part, str):
-                words.append(part)
-            elif (text := as_words(part)) is not None:
-                words.append(text)
-            elif (shown := _part(part)) is not None:
-                self._number += 1
-                words.append(f"{part}, shown below as number {self._number}")
-                self._shown += [{"text": f"Number {self._number}, from {result.name}:"}, shown]
-            else:
-                words.append(placeholder(part))
-        return "\n".join(words)
+        told = in_words(result, _part, shown_before=self._number)
+        for number, part in enumerate(told.shown, self._number + 1):
+            self._shown += [{"text": told.title(number)}, part]
+        self._number += len(told.shown)
+        return told.text
 
     def _add_reply(self, message: AssistantMessage, *, signed: bool) -> None:
         self._open.clear()

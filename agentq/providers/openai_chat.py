@@ -12,11 +12,11 @@ from agentq.providers.base import ModelReply, ModelRequest, OutputFormat, ToolSp
 from agentq.providers.chat_reply import read_reply
 from agentq.providers.chat_stream import read_stream
 from agentq.providers.choice import tool_choice
-from agentq.providers.content import as_words, data_url, is_image, is_pdf, placeholder, unsupported
+from agentq.providers.content import as_words, data_url, in_words, is_image, is_pdf, unsupported
 from agentq.providers.endpoint import AtEndpoint, Endpoint, Secret
 from agentq.providers.profiles import PROFILES, Profile, azure_path, variable
 from agentq.providers.schemas import OPENAI, output_format, with_items
-from agentq.providers.transcript import SentIds, arguments_object, kept_blocks, result_text, sent_name
+from agentq.providers.transcript import SentIds, kept_blocks, result_text, sent_arguments, sent_name
 
 # Made here of the settings and of what else is in the request.
 _OURS = {"stream", "tool_choice", "parallel_tool_calls"}
@@ -194,20 +194,11 @@ class _Writer:
         return None
 
     def _in_words(self, result: ToolResult) -> ToolResult:
-        """The result as text, with the numbers of those that are shown below."""
-        words = []
-        for part in result.parts:
-            if isinstance(part, str):
-                words.append(part)
-            elif (text := as_words(part)) is not None:
-                words.append(text)
-            elif (shown := self._part(part)) is not None:
-                self._number += 1
-                words.append(f"{part}, shown below as number {self._number}")
-                self._shown += [_text(f"Number {self._number}, from {result.name}:"), shown]
-            else:
-                words.append(placeholder(part))
-        return result.model_copy(update={"text": "\n".join(words), "media": ()})
+        told = in_words(result, self._part, shown_before=self._number)
+        for number, part in enumerate(told.shown, self._number + 1):
+            self._shown += [_text(told.title(number)), part]
+        self._number += len(told.shown)
+        return result.model_copy(update={"text": told.text, "media": ()})
 
     def _add_assistant(self, message: AssistantMessage, *, with_reasoning: bool) -> None:
         ids = self._ids.for_calls(message.calls)
@@ -219,7 +210,7 @@ class _Writer:
                 {
                     "id": sent_id,
                     "type": "function",
-                    "function": {"name": sent_name(call.name), "arguments": _arguments(call.arguments)},
+                    "function": {"name": sent_name(call.name), "arguments": sent_arguments(call.arguments)},
                 }
                 for sent_id, call in zip(ids, message.calls, strict=True)
             ]
@@ -231,11 +222,6 @@ class _Writer:
 
 def _text(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
-
-
-def _arguments(text: str) -> str:
-    # The very text the model wrote, as long as it is what it should be: prompt caches compare bytes.
-    return text if arguments_object(text) or text.strip() == "{}" else "{}"
 
 
 def _add_reasoning(sent: dict[str, Any], block: dict[str, Any]) -> None:

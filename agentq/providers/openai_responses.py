@@ -19,11 +19,11 @@ from agentq.providers.content import as_words, data_url, is_image, is_pdf, place
 from agentq.providers.endpoint import AtEndpoint
 from agentq.providers.openai_chat import endpoint_of
 from agentq.providers.profiles import PROFILES, Profile
-from agentq.providers.responses_items import made_whole, sent_arguments
+from agentq.providers.responses_items import made_whole
 from agentq.providers.responses_reply import read_reply
 from agentq.providers.responses_stream import read_stream
 from agentq.providers.schemas import OPENAI, output_format
-from agentq.providers.transcript import IdRule, SentIds, kept_blocks, result_text, sent_name
+from agentq.providers.transcript import IdRule, SentIds, kept_blocks, result_text, sent_arguments, sent_name
 
 ENCRYPTED = "reasoning.encrypted_content"
 # Made here of the settings and of what else is in the request.

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentq.messages import AssistantMessage
-from agentq.providers.transcript import arguments_object, sent_name
+from agentq.providers.transcript import sent_arguments, sent_name
 
 
 def texts_of(item: dict[str, Any]) -> Iterator[str]:
@@ -58,11 +58,6 @@ def made_whole(
         items.append(whole)
         chars += _length(item)
     return items
-
-
-def sent_arguments(text: str) -> str:
-    # The very text the model wrote, as long as it is what it should be: prompt caches compare bytes.
-    return text if arguments_object(text) or text.strip() == "{}" else "{}"
 
 
 def _has_text(part: Any, kind: type) -> bool:
