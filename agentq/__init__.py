@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from agentq.output import AskAgain
     from agentq.prices import Price, set_prices
     from agentq.providers.embeddings import Embeddings, embed
-    from agentq.run import Approval, Event, Result, Run
+    from agentq.run import Approval, Event, Result, Run, ThreadInfo
     from agentq.threads import StoredThread
     from agentq.tools import Tool, tool
     from agentq.unknown import Happened, NotHappened
@@ -109,6 +109,7 @@ __all__ = [
     "StoredThread",
     "Thread",
     "ThreadBusyError",
+    "ThreadInfo",
     "ThreadNotFoundError",
     "Tool",
     "ToolCall",
@@ -176,7 +177,7 @@ _HOMES = {
     "agentq.output": ("AskAgain",),
     "agentq.providers.embeddings": ("Embeddings", "embed"),
     "agentq.prices": ("Price", "set_prices"),
-    "agentq.run": ("Approval", "Event", "Result", "Run"),
+    "agentq.run": ("Approval", "Event", "Result", "Run", "ThreadInfo"),
     "agentq.threads": ("StoredThread",),
     "agentq.tools": ("Tool", "tool"),
     "agentq.unknown": ("Happened", "NotHappened"),

@@ -32,7 +32,7 @@ from agentq.link import Link
 from agentq.messages import Message
 from agentq.registry import unknown
 from agentq.retention import Purged, purge
-from agentq.run import Approval, Progress, Run, Status
+from agentq.run import Approval, Progress, Run, Status, ThreadInfo
 from agentq.storage import blobs, queries
 from agentq.storage.enqueue import NewRun
 from agentq.storage.outdated import adopt_some
@@ -209,6 +209,7 @@ class Client(Link):
         status: Status | None = None,
         agent: str | None = None,
         tags: Mapping[str, str] | None = None,
+        thread: str | None = None,
         outdated: bool = False,
         before: str | None = None,
         limit: int = 50,
@@ -224,6 +225,7 @@ class Client(Link):
                 status=status,
                 agent=clean(agent) if agent else agent,
                 tags=checked_tags(tags) if tags else None,
+                thread=clean(thread) if thread else thread,
                 outdated=outdated,
                 before=clean(before) if before else before,
                 limit=checked_page(limit),
@@ -265,12 +267,21 @@ class Client(Link):
                 limit=None if limit is None else checked_page(limit),
             )
 
+    def threads(self, *, before: str | None = None, limit: int = 50) -> list[ThreadInfo]:
+        """The conversations, those begun last first, ``limit`` at most; ``before`` is the last id already seen.
+
+        Raises ThreadNotFoundError for a ``before`` that is not there; ConfigError for a limit that is no positive
+        number.
+        """
+        with self.database.autocommit() as connection:
+            return queries.threads(connection, before=clean(before) if before else before, limit=checked_page(limit))
+
     def thread(self, thread_id: str) -> StoredThread:
         """A stored conversation: its history, and cutting, copying and deleting it; nothing is read yet."""
         return StoredThread(self, clean(thread_id))
 
     def history(self, thread: str) -> tuple[Message, ...]:
-        """Every message of a thread, oldest first."""
+        """Every message of a thread, oldest first; () where there is no such thread."""
         return self.thread(thread).history()
 
     def read(self, media: Image | File) -> bytes:

@@ -11,6 +11,7 @@ from agentq.inputs import checked_thread
 from agentq.link import Link
 from agentq.messages import Message, media_of
 from agentq.output import OUTPUT_TOOL
+from agentq.run import ThreadInfo
 from agentq.storage import blobs, queries, threads
 from agentq.storage.threads import Said
 
@@ -25,8 +26,13 @@ class StoredThread:
     def __repr__(self) -> str:
         return f"StoredThread({self.id!r})"
 
+    def info(self) -> ThreadInfo:
+        """When it began, and its runs. Raises ThreadNotFoundError."""
+        with self.client.database.autocommit() as connection:
+            return queries.thread(connection, self.id)
+
     def history(self) -> tuple[Message, ...]:
-        """Every message of the thread, oldest first."""
+        """Every message of the thread, oldest first; () where there is no such thread yet: the first run begins it."""
         with self.client.database.autocommit() as connection:
             return tuple(each.message for each in threads.said(connection, self.id))
 
