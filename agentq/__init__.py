@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ConfigError,
         ContentError,
         ContentMissingError,
+        InputError,
         LimitExceededError,
         ProviderError,
         RunCancelledError,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from agentq.output import AskAgain
     from agentq.prices import Price, set_prices
     from agentq.providers.embeddings import Embeddings, embed
-    from agentq.run import Approval, Event, Result, Run
+    from agentq.run import Approval, Event, Result, Run, ThreadInfo
     from agentq.threads import StoredThread
     from agentq.tools import Tool, tool
     from agentq.unknown import Happened, NotHappened
@@ -83,6 +84,7 @@ __all__ = [
     "Happened",
     "Hooks",
     "Image",
+    "InputError",
     "LimitExceededError",
     "Limits",
     "Memory",
@@ -109,6 +111,7 @@ __all__ = [
     "StoredThread",
     "Thread",
     "ThreadBusyError",
+    "ThreadInfo",
     "ThreadNotFoundError",
     "Tool",
     "ToolCall",
@@ -151,6 +154,7 @@ _HOMES = {
         "ConfigError",
         "ContentError",
         "ContentMissingError",
+        "InputError",
         "LimitExceededError",
         "ProviderError",
         "RunCancelledError",
@@ -176,7 +180,7 @@ _HOMES = {
     "agentq.output": ("AskAgain",),
     "agentq.providers.embeddings": ("Embeddings", "embed"),
     "agentq.prices": ("Price", "set_prices"),
-    "agentq.run": ("Approval", "Event", "Result", "Run"),
+    "agentq.run": ("Approval", "Event", "Result", "Run", "ThreadInfo"),
     "agentq.threads": ("StoredThread",),
     "agentq.tools": ("Tool", "tool"),
     "agentq.unknown": ("Happened", "NotHappened"),

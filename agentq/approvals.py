@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from agentq.context import RunContext
-from agentq.errors import ConfigError
+from agentq.errors import ConfigError, InputError
 from agentq.limits import is_duration
 from agentq.run import OnExpiry
 from agentq.text import clean, cut
@@ -84,7 +84,7 @@ class Approve:
     def __post_init__(self) -> None:
         _check_words(self)
         if self.sticky and self.arguments is not None:
-            raise ConfigError("changed arguments are for one call: leave out sticky, or the arguments")
+            raise InputError("changed arguments are for one call: leave out sticky, or the arguments")
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ class Settle:
     def __post_init__(self) -> None:
         _check_words(self)
         if self.happened is not None and not isinstance(self.happened, bool):
-            raise ConfigError(f"happened is True, False or None (nobody can tell), not {self.happened!r}")
+            raise InputError(f"happened is True, False or None (nobody can tell), not {self.happened!r}")
         if self.happened is not True and self.result is not None:
-            raise ConfigError("a call that did not take effect has no result; leave it out, or say that it happened")
+            raise InputError("a call that did not take effect has no result; leave it out, or say that it happened")
 
 
 @dataclass(frozen=True)
@@ -151,14 +151,14 @@ Decision = Approve | Reject | Respond | Settle | Complete | Fail
 
 
 def _check_words(decision: Any) -> None:
-    """Raises ConfigError for what is no text, or neither yes nor no: a record would hold it for good."""
+    """Raises InputError for what is no text, or neither yes nor no: a record would hold it for good."""
     what = type(decision).__name__
     for name in ("reason", "message"):
         said = getattr(decision, name, None)
         if said is not None and not isinstance(said, str):
-            raise ConfigError(f"{what}: {name} is a text, not {said!r}")
+            raise InputError(f"{what}: {name} is a text, not {said!r}")
     if not isinstance(getattr(decision, "sticky", False), bool):
-        raise ConfigError(f"{what}: sticky is True or False, not {decision.sticky!r}")
+        raise InputError(f"{what}: sticky is True or False, not {decision.sticky!r}")
 
 
 def checked_rules(where: str, given: Any, tools: Iterable[str]) -> dict[str, ApprovalRule]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from agentq.errors import AgentqError, ApprovalNotPendingError, ConfigError, LockedError, RunNotFoundError
+from agentq.errors import AgentqError, ApprovalNotPendingError, InputError, LockedError, RunNotFoundError
 from agentq.intake import let_begin, tell_after_commit, write_one
 from agentq.link import Link
 from agentq.messages import UserMessage
@@ -32,7 +32,7 @@ _TRIES = 5
 class WhenBusy:
     """What a message does on a thread whose run is at work, and on one whose run waits for a person.
 
-    Raises ConfigError for what is no such thing.
+    Raises InputError for what is no such thing.
     """
 
     on_busy: OnBusy = "reject"
@@ -42,16 +42,16 @@ class WhenBusy:
         for name, known in (("on_busy", get_args(OnBusy)), ("on_waiting", get_args(OnWaiting))):
             if getattr(self, name) not in known:
                 listed = ", ".join(map(repr, known))
-                raise ConfigError(f"{name} is one of {listed}, not {getattr(self, name)!r}")
+                raise InputError(f"{name} is one of {listed}, not {getattr(self, name)!r}")
 
     def check(self, thread_id: str | None, connection: Any) -> None:
-        """Raises ConfigError where it asks for what cannot be."""
+        """Raises InputError where it asks for what cannot be."""
         if thread_id is None and self != WhenBusy():
-            raise ConfigError("on_busy and on_waiting are for a message on a thread; name it with thread=")
+            raise InputError("on_busy and on_waiting are for a message on a thread; name it with thread=")
         undone = {"on_busy": ("interrupt", "steer"), "on_waiting": ("deny_and_continue",)}
         for name, taken in undone.items():
             if connection is not None and getattr(self, name) in taken:
-                raise ConfigError(
+                raise InputError(
                     f"{name}={getattr(self, name)!r} changes a run at work, which your transaction would hold up: "
                     "enqueue without connection=, or have the message wait for its turn"
                 )

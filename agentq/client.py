@@ -9,7 +9,7 @@ from typing import Any
 from agentq.budgets import unpriced
 from agentq.busy import OnBusy, OnWaiting, WhenBusy, take_on_thread
 from agentq.content import Content, File, Image
-from agentq.errors import ConfigError, ContentError
+from agentq.errors import ConfigError, ContentError, InputError
 from agentq.handle import Handle
 from agentq.ids import new_id
 from agentq.inputs import (
@@ -22,6 +22,7 @@ from agentq.inputs import (
     checked_page,
     checked_place,
     checked_priority,
+    checked_status,
     checked_tags,
     json_object,
     shown_name,
@@ -32,7 +33,7 @@ from agentq.link import Link
 from agentq.messages import Message
 from agentq.registry import unknown
 from agentq.retention import Purged, purge
-from agentq.run import Approval, Progress, Run, Status
+from agentq.run import Approval, Progress, Run, Status, ThreadInfo
 from agentq.storage import blobs, queries
 from agentq.storage.enqueue import NewRun
 from agentq.storage.outdated import adopt_some
@@ -95,7 +96,7 @@ class Client(Link):
         handle is that of this run, which takes nothing else of what is given here. What it does while the run waits
         for a person: ``on_waiting="reject"``; ``"hold"`` has it wait for its turn; ``"deny_and_continue"`` answers no
         to all that people are asked, and sends it into the run. With ``connection`` it is rejected or waits, no more.
-        Raises UnknownAgentError, ConfigError for values that cannot be stored (ContentError for an image or a file),
+        Raises UnknownAgentError, InputError for values that cannot be stored (ContentError for an image or a file),
         ThreadBusyError, UnavailableError (nothing is stored then). A broker that is away does not matter: workers find
         the run.
         """
@@ -138,7 +139,7 @@ class Client(Link):
         text that cannot be taken.
         """
         if isinstance(texts, str | Image | File):
-            raise ConfigError("enqueue_many takes a list of texts; for one text there is enqueue")
+            raise InputError("enqueue_many takes a list of texts; for one text there is enqueue")
         keys = checked_keys(idempotency_keys, len(texts))
         if not texts:
             return []
@@ -209,21 +210,23 @@ class Client(Link):
         status: Status | None = None,
         agent: str | None = None,
         tags: Mapping[str, str] | None = None,
+        thread: str | None = None,
         outdated: bool = False,
         before: str | None = None,
         limit: int = 50,
     ) -> list[Run]:
         """The newest runs first, ``limit`` at most; ``before`` is the last id of the page already seen.
 
-        ``outdated``: only those that are held because their agent has changed. Raises ConfigError for a limit that is
-        no positive number.
+        ``outdated``: only those that are held because their agent has changed. Raises InputError for a status that
+        there is not and a limit that is no positive number.
         """
         with self.database.autocommit() as connection:
             return queries.runs(
                 connection,
-                status=status,
+                status=checked_status(status),
                 agent=clean(agent) if agent else agent,
                 tags=checked_tags(tags) if tags else None,
+                thread=clean(thread) if thread else thread,
                 outdated=outdated,
                 before=clean(before) if before else before,
                 limit=checked_page(limit),
@@ -254,7 +257,7 @@ class Client(Link):
 
         Those of a run include what its sub-agents ask. All of them, or ``limit`` at most; ``after`` is the last ``id``
         of the page already seen, which may have been decided on meanwhile. Raises RunNotFoundError for an ``after``
-        that is not there, as its run was deleted; ConfigError for a limit that is no positive number.
+        that is not there, as its run was deleted; InputError for a limit that is no positive number.
         """
         with self.database.autocommit() as connection:
             return queries.approvals(
@@ -265,12 +268,21 @@ class Client(Link):
                 limit=None if limit is None else checked_page(limit),
             )
 
+    def threads(self, *, before: str | None = None, limit: int = 50) -> list[ThreadInfo]:
+        """The conversations, those begun last first, ``limit`` at most; ``before`` is the last id already seen.
+
+        Raises ThreadNotFoundError for a ``before`` that is not there; InputError for a limit that is no positive
+        number.
+        """
+        with self.database.autocommit() as connection:
+            return queries.threads(connection, before=clean(before) if before else before, limit=checked_page(limit))
+
     def thread(self, thread_id: str) -> StoredThread:
         """A stored conversation: its history, and cutting, copying and deleting it; nothing is read yet."""
         return StoredThread(self, clean(thread_id))
 
     def history(self, thread: str) -> tuple[Message, ...]:
-        """Every message of a thread, oldest first."""
+        """Every message of a thread, oldest first; () where there is no such thread."""
         return self.thread(thread).history()
 
     def read(self, media: Image | File) -> bytes:

@@ -4,7 +4,8 @@
 
     AgentqError
     ├── ConfigError                config_invalid            settings, agents or tools are wrong
-    │   ├── ContentError           content_invalid           an image or a file cannot be taken
+    │   ├── InputError             input_invalid             what a caller gave: a message, a decision, a limit
+    │   │   └── ContentError       content_invalid           an image or a file cannot be taken
     │   ├── UnknownAgentError      unknown_agent
     │   └── SchemaOutdatedError    schema_outdated           the database needs ``agentq db upgrade``
     ├── UnavailableError *         unavailable               database or broker cannot be reached
@@ -73,7 +74,13 @@ class ConfigError(AgentqError):
     code = "config_invalid"
 
 
-class ContentError(ConfigError):
+class InputError(ConfigError):
+    """What a caller gave to a call of ours cannot be taken: nothing is wrong with the installation."""
+
+    code = "input_invalid"
+
+
+class ContentError(InputError):
     """An image or a file that cannot be taken; ``details`` name the ``part`` and the ``problem``."""
 
     code = "content_invalid"

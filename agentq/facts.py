@@ -45,13 +45,14 @@ class CallFacts(_Work):
 
 
 class ApprovalFacts(_Row):
-    """A call that is put before a person; ``kind`` says what the person is asked."""
+    """A call that is put before a person, or is done outside; ``kind`` says what is asked, until ``expires_at``."""
 
     index: int
     call_id: str
     tool: str
     requested_at: datetime
     kind: str = "approval"
+    expires_at: datetime | None = None
 
 
 class EventFacts(_Row):

@@ -8,7 +8,7 @@ from typing import Any
 from agentq.approvals import Approve, Complete, Decision, Fail, Reject, Respond, Settle
 from agentq.errors import (
     ApprovalNotPendingError,
-    ConfigError,
+    InputError,
     RunCancelledError,
     RunFailedError,
     RunNotHeldError,
@@ -166,7 +166,7 @@ class Handle:
 
         ``limits``: changes to its limits, such as one that it has reached. Raises RunNotFoundError;
         RunNotFinishedError; RunFinishedError for a run that completed, has reached a limit, answered another agent's
-        call, or is not the last of its thread any more; ConfigError.
+        call, or is not the last of its thread any more; InputError.
         """
         self.client.control.retry(self.id, checked_limits(limits))
 
@@ -193,7 +193,7 @@ class Handle:
 
         Each is named by its call id, or by its Approval. Calls of sub-agents may be among them. ``by`` is who decides
         (default: the user of this machine), kept with when and why. Raises ApprovalNotPendingError, which says who was
-        faster, or that the deadline is over or the run has ended; ConfigError for what is no decision, changed
+        faster, or that the deadline is over or the run has ended; InputError for what is no decision, changed
         arguments that do not fit the tool, where the agent is known here (else the call is put before a person again),
         a call that is named twice, and a call id that several sub-agents wait with.
         """
@@ -204,18 +204,18 @@ class Handle:
                 check_arguments(self.client.agents.get(approval.agent), approval, decision.arguments)
             of_run = of_runs.setdefault(approval.run_id if approval else self.id, {})
             if call_id in of_run:
-                raise ConfigError(f"call {call_id!r} is decided on twice; give one decision for each call")
+                raise InputError(f"call {call_id!r} is decided on twice; give one decision for each call")
             of_run[call_id] = decision
         self.client.control.decide(of_runs, decided_by=decided_by)
 
     def _named(self, decisions: Mapping[str | Approval, Decision]) -> Iterator[tuple[Approval | None, str, Decision]]:
         """Each decision with the call it is on, and that call's approval where there is one."""
         if not isinstance(decisions, Mapping):
-            raise ConfigError(f"decisions map call ids to decisions, such as {{call_id: Approve()}}, not {decisions!r}")
+            raise InputError(f"decisions map call ids to decisions, such as {{call_id: Approve()}}, not {decisions!r}")
         asked = self.approvals() if decisions else []
         for given, decision in decisions.items():
             if not isinstance(decision, Decision):
-                raise ConfigError(f"{decision!r} is no decision; give Approve(), Reject('…'), Respond(…) or Settle(…)")
+                raise InputError(f"{decision!r} is no decision; give Approve(), Reject('…'), Respond(…) or Settle(…)")
             if isinstance(given, Approval):
                 yield given, given.call_id, decision
             elif isinstance(given, str):
@@ -223,7 +223,7 @@ class Handle:
                 # Decided on before, perhaps of a sub-agent: then it is to be said by whom.
                 yield _asked(asked, self.id, call_id) or self._decided(call_id), call_id, decision
             else:
-                raise ConfigError(f"a call is named by its id or its Approval, not by {given!r}")
+                raise InputError(f"a call is named by its id or its Approval, not by {given!r}")
 
     def _decided(self, call_id: str) -> Approval | None:
         """The last that was asked of a call with this id; of the run itself before those of the runs below it."""
@@ -283,7 +283,7 @@ class Handle:
         ``happened=True``: it took effect, and the model gets ``result`` as if the tool had returned it; False: it did
         not, and the tool runs again with the same idempotency key; None: nobody can tell, and the model gets
         ``interrupted`` with ``reason``. The reason is kept with the decision in any case. Raises
-        ApprovalNotPendingError when somebody was faster or the run has ended; ConfigError for a result of a call that
+        ApprovalNotPendingError when somebody was faster or the run has ended; InputError for a result of a call that
         did not happen.
         """
         self.decide({call_id: Settle(happened, result, reason)}, by=by)
@@ -299,5 +299,5 @@ def _asked(asked: Iterable[Approval], run_id: str, call_id: str) -> Approval | N
     own = [approval for approval in found if approval.run_id == run_id]
     if len(found) > 1 and not own:
         runs = ", ".join(sorted(approval.run_id for approval in found))
-        raise ConfigError(f"several runs wait with a call {call_id!r}: {runs}; name it by its Approval")
+        raise InputError(f"several runs wait with a call {call_id!r}: {runs}; name it by its Approval")
     return next(iter(own or found), None)

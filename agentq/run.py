@@ -295,6 +295,21 @@ class Run:
 
 
 @dataclass(frozen=True)
+class ThreadInfo:
+    """A stored conversation as an operator sees it: how many ``runs`` it has, and its last one.
+
+    ``last_run_id``, ``agent`` and ``status`` are that run's; None where it has none, such as a copy of another thread.
+    """
+
+    id: str
+    created_at: datetime
+    runs: int
+    last_run_id: str | None = None
+    agent: str | None = None
+    status: Status | None = None
+
+
+@dataclass(frozen=True)
 class Result:
     """What a caller gets from a run that ended, or that waits for a person (``stop_reason == "needs_approval"``).
 

@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from agentq.errors import ConfigError, RunNotFoundError, UnavailableError
+from agentq.errors import InputError, RunNotFoundError, UnavailableError
 from agentq.handle import Handle
 from agentq.history import Below, Effect, Rewound, border, effects
 from agentq.inputs import checked_thread
 from agentq.link import Link
 from agentq.messages import Message, media_of
 from agentq.output import OUTPUT_TOOL
+from agentq.run import ThreadInfo
 from agentq.storage import blobs, queries, threads
 from agentq.storage.threads import Said
 
@@ -25,8 +26,13 @@ class StoredThread:
     def __repr__(self) -> str:
         return f"StoredThread({self.id!r})"
 
+    def info(self) -> ThreadInfo:
+        """When it began, and its runs. Raises ThreadNotFoundError."""
+        with self.client.database.autocommit() as connection:
+            return queries.thread(connection, self.id)
+
     def history(self) -> tuple[Message, ...]:
-        """Every message of the thread, oldest first."""
+        """Every message of the thread, oldest first; () where there is no such thread yet: the first run begins it."""
         with self.client.database.autocommit() as connection:
             return tuple(each.message for each in threads.said(connection, self.id))
 
@@ -36,7 +42,7 @@ class StoredThread:
         The cut moves back to where no call is left without its result. A run that is under way and has messages behind
         the cut is cancelled and takes no part in the thread any more, which is free at once. What tools have done
         outside, those of sub-agents too, stays done: ``Rewound.effects`` lists it. Raises ThreadNotFoundError;
-        ConfigError where the thread is not so long.
+        InputError where the thread is not so long.
         """
         control = self.client.control
         with self.client.database.transaction() as connection:
@@ -59,7 +65,7 @@ class StoredThread:
     def fork(self, thread_id: str, *, at: int | None = None) -> "StoredThread":
         """A new thread that begins with a copy of this one: of all of it, or as ``rewind`` would leave it.
 
-        Raises ThreadNotFoundError; ConfigError where there is a thread of that name, or this one is not so long.
+        Raises ThreadNotFoundError; InputError where there is a thread of that name, or this one is not so long.
         """
         other = StoredThread(self.client, thread_id)
         with self.client.database.transaction() as connection:
@@ -69,7 +75,7 @@ class StoredThread:
             media = [one for each in kept for one in media_of(each.message)]
             blobs.put(connection, media)
             if not threads.fork(connection, other.id, kept):
-                raise ConfigError(f"there is a thread {other.id!r} already; choose another name, or delete it")
+                raise InputError(f"there is a thread {other.id!r} already; choose another name, or delete it")
             blobs.refer(connection, ("thread_id", other.id, media))
         return other
 
@@ -99,11 +105,11 @@ class StoredThread:
 
     def _border(self, said: list[Said], to: object) -> int:
         if isinstance(to, bool) or not isinstance(to, int):
-            raise ConfigError(f"thread {self.id!r} is cut at a number of messages, not at {to!r}")
+            raise InputError(f"thread {self.id!r} is cut at a number of messages, not at {to!r}")
         try:
             return border([each.message for each in said], to)
         except IndexError as error:
-            raise ConfigError(f"thread {self.id!r}: {error}, so it cannot be cut at {to}") from error
+            raise InputError(f"thread {self.id!r}: {error}, so it cannot be cut at {to}") from error
 
     def _effects(self, said: list[Said], at: int) -> tuple[Effect, ...]:
         run_ids = [each.run_id for each in said]

@@ -8,7 +8,7 @@ from typing import Any, assert_never
 from agentq.agent import TASK, AgentSpec
 from agentq.approvals import Approve, Complete, Decision, Fail, Reject, Respond, Settle
 from agentq.arguments import ArgumentsError, Parameters
-from agentq.errors import ConfigError
+from agentq.errors import InputError
 from agentq.inputs import json_object, shown_reason
 from agentq.messages import ToolResult
 from agentq.results import given_json, to_text
@@ -29,7 +29,7 @@ class Verdict:
 
     @classmethod
     def of(cls, call_id: str, decision: Decision, decided_by: str) -> "Verdict":
-        """Raises ConfigError for what cannot be stored."""
+        """Raises InputError for what cannot be stored."""
 
         def verdict(status: ApprovalStatus, text: str | None = None, **more: Any) -> "Verdict":
             return cls(
@@ -94,7 +94,7 @@ def _kind(decision: Decision) -> ApprovalKind:
 
 
 def check_arguments(agent: AgentSpec | None, approval: Approval, changed: Mapping[str, Any]) -> None:
-    """Raises ConfigError where the tool would not take them; a process without the agent leaves that to a worker."""
+    """Raises InputError where the tool would not take them; a process without the agent leaves that to a worker."""
     found = agent.tools.get(approval.tool) if agent else None
     if found is not None:
         _check_fit(found.parameters, approval, json.dumps(json_object("arguments", changed)))
@@ -111,14 +111,14 @@ def _check_fit(parameters: Parameters, call: Approval | OpenCall, changed: str) 
         parameters.parse(changed)
     except ArgumentsError as error:
         listed = str(error).replace("\n", "; ")
-        raise ConfigError(f"call {call.call_id!r}: the changed arguments do not fit {call.tool}: {listed}") from error
+        raise InputError(f"call {call.call_id!r}: the changed arguments do not fit {call.tool}: {listed}") from error
 
 
 def _as_text(result: Any) -> str:
     try:
         return to_text(given_json(result))
     except TypeError as error:
-        raise ConfigError(f"the result has no JSON form: {error}") from error
+        raise InputError(f"the result has no JSON form: {error}") from error
 
 
 def expired(call: OpenCall) -> ToolResult:

@@ -79,7 +79,8 @@ class Wait:
     ``run``: a sub-agent's run, explained in ``run``; ``person``: a decision; ``family``: a run that has ended is still
     to be reported to the runs above and below it, or to the next of its thread;
     ``nothing``: nothing will ever move it.
-    ``until`` is the end of the lease, the due time, or when the sweep looks at it next. ``moves`` says what helps.
+    ``until`` is the end of the lease, the due time, the last moment for a decision, or when the sweep looks at it
+    next. ``moves`` says what helps.
     """
 
     kind: WaitKind
@@ -328,7 +329,8 @@ def _person(run: RunFacts, approval: ApprovalFacts) -> Wait:
     what, moves = _ASKED.get(approval.kind, _ASKED["approval"])
     words = {"tool": approval.tool, "call_id": approval.call_id, "ids": f"{run.id} {approval.call_id}"}
     words["key"] = f"{run.id}:{run.turn}:{approval.index}"
-    return Wait("person", what.format(**words), moves.format(**words), approval.requested_at, call_id=approval.call_id)
+    since, until = approval.requested_at, approval.expires_at
+    return Wait("person", what.format(**words), moves.format(**words), since, until, call_id=approval.call_id)
 
 
 def _batch(scene: Scene, run: RunFacts, level: int) -> list[Wait]:

@@ -9,39 +9,37 @@ from agentq.cli.output import count, print_check, print_json
 from agentq.cli.program import FAILED
 from agentq.errors import ConfigError
 from agentq.inflight import Affected, Report
-from agentq.registry import load_agents
+from agentq.registry import load_agents, unknown
 from agentq.storage import queries
 from agentq.storage.inflight import open_runs
 
 
 @click.command()
 @options.agents
-@click.option(
-    "--agent", "only", multiple=True, metavar="NAME", help="Runs of this agent only; more of them may be named."
-)
+@click.option("--agent", "names", multiple=True, metavar="NAME", help="Only runs of this agent; repeat it for more.")
 @click.option("--show", type=click.IntRange(0), default=10, show_default=True, help="So many runs of each problem.")
 @options.as_json
 @click.pass_context
 def check_inflight(
-    ctx: click.Context, /, *, places: str | None, only: tuple[str, ...], show: int, as_json: bool
+    ctx: click.Context, /, *, places: str | None, names: tuple[str, ...], show: int, as_json: bool
 ) -> None:
     """Look for open runs that the agents named here could not go on with; needs the database only.
 
     That is: their agent is not here, or has changed and holds or fails them, a tool that a call of theirs waits for is
-    not there any more, or does not take the stored arguments. Exit code 1 if there is one. Where others use the same
-    database with agents of their own, name yours with --agent.
+    not there any more, or does not take the stored arguments. Exit code 1 if there is one. Where other projects share
+    the database, name your own agents with --agent: those that you have taken away, too.
     """
     agents = load_agents(options.settings_of(ctx.obj, agents=places).agents)
     if not agents:
         raise ConfigError("name the agents of the new code: agentq check-inflight --agents my_agents.py")
     report = Report(shown=show)
     with options.reading_client(ctx.obj) as client, client.database.transaction() as connection:
-        # One that the new code has no more is known from before.
-        known = {*agents, *queries.known_agents(connection)} if only else {*only}
-        if unknown := [name for name in only if name not in known]:
-            raise ConfigError(f"no agent {unknown[0]!r} was ever seen here, and the code has none; see: agentq runs ls")
+        known = agents.keys() | queries.known_agents(connection) if names else set()
+        for name in names:
+            if name not in known:
+                raise unknown(name, known)
         for run in open_runs(connection):
-            if not only or run.agent in only:
+            if not names or run.agent in names:
                 report.add(run, agents)
     if as_json:
         found = [asdict(each.problem) | {"runs": each.runs, "run_ids": each.run_ids} for each in report.worst_first]

@@ -19,9 +19,9 @@ from agentq.errors import ConfigError
 from agentq.facts import START_WORKER
 from agentq.providers.registry import missing_key
 from agentq.registry import load_agents
-from agentq.run import Approval, Run
+from agentq.run import Approval, Run, ThreadInfo
 
-T = TypeVar("T", Run, Approval)
+T = TypeVar("T", Run, Approval, ThreadInfo)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout: one object, or one a line for lists.")
 agents = click.option(

@@ -25,6 +25,7 @@ def runs() -> None:
 @click.option("--status", type=click.Choice(get_args(Status)), help="Only runs with this status.")
 @click.option("--agent", help="Only runs of this agent.")
 @options.tags
+@click.option("--thread", help="Only runs of this conversation.")
 @click.option("--outdated", is_flag=True, help="Only those that are held because their agent has changed.")
 @options.limit
 @click.option("--before", metavar="RUN", help="The page after this one: the last run you have seen.")

@@ -6,12 +6,29 @@ import click
 
 from agentq.cli import options
 from agentq.cli.messages import print_messages
-from agentq.cli.output import count, print_json
+from agentq.cli.output import age, count, print_json, print_table
 
 
 @click.group()
 def threads() -> None:
-    """Show, cut, copy and delete conversations."""
+    """List, show, cut, copy and delete conversations."""
+
+
+@threads.command()
+@options.limit
+@click.option("--before", metavar="THREAD", help="The page after this one: the last thread you have seen.")
+@options.as_json
+@click.pass_obj
+def ls(given: dict[str, Any], /, *, limit: int, before: str | None, as_json: bool) -> None:
+    """List conversations, those begun last first."""
+    with options.reading_client(given) as client:
+        found = options.page(client.threads(before=before, limit=limit + 1), limit, "--before")
+    if as_json:
+        for each in found:
+            print_json(each)
+        return
+    rows = ((each.id, each.status, each.runs, age(each.created_at), each.last_run_id, each.agent) for each in found)
+    print_table(("THREAD", "STATUS", "RUNS", "AGE", "LAST RUN", "AGENT"), rows, status=1)
 
 
 _thread = click.argument("thread_id", metavar="THREAD")
@@ -24,6 +41,7 @@ _thread = click.argument("thread_id", metavar="THREAD")
 def show(given: dict[str, Any], /, *, thread_id: str, as_json: bool) -> None:
     """Show the messages of a thread, numbered as rewind counts them."""
     with options.reading_client(given) as client:
+        client.thread(thread_id).info()
         history = client.thread(thread_id).history()
     if as_json:
         for message in history:

@@ -52,4 +52,4 @@ def _print_wait(wait: Wait, indent: str) -> None:
         _print(wait.run, indent + "  ")
 
 
-_UNTIL = {"step": "lease until", "call": "lease until", "lost": "lease ended", "time": "due at"}
+_UNTIL = {"step": "lease until", "call": "lease until", "lost": "lease ended", "time": "due at", "person": "until"}

@@ -6,9 +6,9 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Any
 
-from agentq.errors import RunNotFoundError
+from agentq.errors import RunNotFoundError, ThreadNotFoundError
 from agentq.messages import AssistantMessage, Message
-from agentq.run import Approval, Event, Run, Status
+from agentq.run import Approval, Event, Run, Status, ThreadInfo
 from agentq.storage import journal, tree
 from agentq.storage.rows import COUNTS, dump, to_run
 from agentq.storage.sql import Connection, text
@@ -24,12 +24,31 @@ _LIST = f"""
     SELECT {_COLUMNS} FROM agentq.runs
     WHERE (CAST(:status AS text) IS NULL OR status = :status) AND (CAST(:agent AS text) IS NULL OR agent = :agent)
         AND (CAST(:tags AS jsonb) IS NULL OR tags @> CAST(:tags AS jsonb) AND tags <> '{{{{}}}}')
+        AND (CAST(:thread AS text) IS NULL OR thread_id = :thread)
         AND (CAST(:before AS text) IS NULL OR id < :before){{more}}
     ORDER BY id DESC LIMIT :limit  -- which is by age, see agentq/ids.py
 """
 _LIST_ALL = text(_LIST.format(more=""))
 # Apart, for the index of those.
 _LIST_OUTDATED = text(_LIST.format(more=" AND outdated_at IS NOT NULL"))
+# The runs of those that are shown only.
+_THREADS = """
+    SELECT t.id, t.created_at, r.runs, last.id AS last_run_id, last.agent, last.status
+    FROM (SELECT id, created_at FROM agentq.threads WHERE {which}) t
+        CROSS JOIN LATERAL (SELECT count(*) AS runs FROM agentq.runs WHERE thread_id = t.id) r
+        LEFT JOIN LATERAL (
+            SELECT id, agent, status FROM agentq.runs WHERE thread_id = t.id ORDER BY thread_position DESC LIMIT 1
+        ) last ON true
+    ORDER BY t.created_at DESC, t.id DESC
+"""
+_ALL_THREADS = text(
+    _THREADS.format(
+        which="""CAST(:before AS text) IS NULL
+            OR (created_at, id) < (SELECT created_at, id FROM agentq.threads WHERE id = :before)
+        ORDER BY created_at DESC, id DESC LIMIT :limit"""
+    )
+)
+_THREAD = text(_THREADS.format(which="id = :thread"))
 _MESSAGES = text(f"SELECT messages FROM agentq.journal j WHERE {journal.IS_OF_RUN} AND messages IS NOT NULL")
 _APPROVALS = """
     {tree}
@@ -119,13 +138,31 @@ def runs(
     status: Status | None = None,
     agent: str | None = None,
     tags: Mapping[str, str] | None = None,
+    thread: str | None = None,
     outdated: bool = False,
     before: str | None = None,
     limit: int = 50,
 ) -> list[Run]:
     """The newest runs first; ``before`` is the last id of the page already seen."""
     values = {"status": status, "agent": agent, "tags": dump(tags) if tags else None, "before": before, "limit": limit}
+    values |= {"thread": thread}
     return [to_run(row) for row in connection.execute(_LIST_OUTDATED if outdated else _LIST_ALL, values)]
+
+
+def threads(connection: Connection, *, before: str | None = None, limit: int = 50) -> list[ThreadInfo]:
+    """The newest first; ``before`` is the last id of the page already seen. Raises ThreadNotFoundError for that."""
+    if before is not None:
+        thread(connection, before)
+    rows = connection.execute(_ALL_THREADS, {"before": before, "limit": limit})
+    return [ThreadInfo(**row._asdict()) for row in rows]
+
+
+def thread(connection: Connection, thread_id: str) -> ThreadInfo:
+    """Raises ThreadNotFoundError."""
+    row = connection.execute(_THREAD, {"thread": thread_id}).first()
+    if row is None:
+        raise ThreadNotFoundError(f"there is no thread {thread_id!r}; see: agentq threads ls", thread=thread_id)
+    return ThreadInfo(**row._asdict())
 
 
 def messages(connection: Connection, run_id: str) -> tuple[Message, ...]:

@@ -161,7 +161,7 @@ def lock(connection: Connection, thread_id: str, *, soon: bool = False) -> None:
     LockedError where somebody holds it for seconds, with ``soon`` for half of one.
     """
     if connection.execute(_LOCK_SOON if soon else _LOCK, {"id": thread_id}).first() is None:
-        raise ThreadNotFoundError(f"there is no thread {thread_id!r}", thread=thread_id)
+        raise ThreadNotFoundError(f"there is no thread {thread_id!r}; see: agentq threads ls", thread=thread_id)
 
 
 def enter(connection: Connection, thread_id: str) -> None:

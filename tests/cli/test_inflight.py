@@ -153,19 +153,21 @@ def test_a_person_reads_how_many_why_which_and_what_to_do(installation: Program,
     ]
 
 
-def test_where_others_share_the_database_only_the_agents_that_are_named_count(
+def test_where_projects_share_a_database_each_looks_at_its_own_agents(
     installation: Program, old: Drain, database: Database
 ) -> None:
-    mine = start(old, "single")
+    single = start(old, "single")
     start(old, "batch")
     with database.autocommit() as connection:
         leases.know_agents(connection, ["single", "batch"])
     place = new_code(installation, 'other = Agent("other", model=Scripted(["x"]))')
-    done = installation("check-inflight", "--agents", place, "--agent", "single", "--agent", "other", "--json")
-    assert done.err == ""
-    assert (done.code, [each["run_ids"] for each in done.json["found"]]) == (1, [[mine]])
-    assert installation("check-inflight", "--agents", place, "--agent", "other").code == 0
-    assert "'singel'" in one_line(installation("check-inflight", "--agents", place, "--agent", "singel"), 2)
+    done = installation("check-inflight", "--agents", place, "--agent", "other")
+    assert (done.code, done.out) == (0, "OK    in flight   0 open runs: this code can go on with all of them\n")
+    # One that was taken away can be named as well, and a slip of the pen is no success.
+    done = installation("check-inflight", "--agents", place, "--agent", "other", "--agent", "single", "--json")
+    assert (done.code, done.json["open"], done.json["found"][0]["run_ids"]) == (1, 1, [single])
+    slip = one_line(installation("check-inflight", "--agents", place, "--agent", "othr"), 2)
+    assert "did you mean 'other'?" in slip
 
 
 def test_runs_that_have_ended_are_not_looked_at(installation: Program, old: Drain) -> None:

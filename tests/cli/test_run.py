@@ -256,7 +256,26 @@ def test_a_thread_is_shown_cut_copied_and_deleted(served: Program) -> None:
     assert len(served("threads", "show", thread, "--json").lines) == 1
     assert f"thread {thread} is deleted, with 1 run" in served("threads", "delete", thread).out
     gone = served("threads", "rewind", thread, "0")
-    assert (gone.code, gone.err) == (5, f"agentq: there is no thread {thread!r}\n")
+    assert (gone.code, gone.err) == (5, f"agentq: there is no thread {thread!r}; see: agentq threads ls\n")
+
+
+def test_threads_are_listed_in_pages_and_runs_by_their_thread(served: Program) -> None:
+    old, new = (f"t{number}-{enqueue(served, 'gated')}" for number in (1, 2))
+    runs = {thread: enqueue(served, "gated", "--thread", thread) for thread in (old, new)}
+    for thread, run_id in runs.items():
+        wait_for(served, run_id, "waiting")
+        assert [run["id"] for run in served("runs", "ls", "--thread", thread, "--json").lines] == [run_id]
+    listed = served("threads", "ls", "--json").lines
+    (first, second) = [each for each in listed if each["id"] in runs]
+    assert (first["id"], first["runs"], first["last_run_id"], first["agent"]) == (new, 1, runs[new], "gated")
+    assert (second["id"], second["status"]) == (old, "waiting")
+    page = served("threads", "ls", "--limit", "1", "--before", new)
+    assert page.out.splitlines()[1].split()[:3] == [old, "waiting", "1"]
+    missing = [("threads", "show", "nope"), ("threads", "ls", "--before", "nope")]
+    for command in missing:
+        gone = served(*command)
+        assert (gone.code, gone.err) == (5, "agentq: there is no thread 'nope'; see: agentq threads ls\n")
+    assert served("runs", "ls", "--thread", "nope").code == 0
 
 
 def test_a_cancelled_run_is_retried(served: Program) -> None:

@@ -7,8 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from agentq import Handle, RunNotFoundError
+from agentq import ApprovalRule, Deferred, Handle, RunNotFoundError, tool
 from agentq.elsewhere import NOBODY_SECS, SELDOM_SECS
+from agentq.providers.scripted import Call
 from agentq.storage import stuck
 from agentq.storage.database import Database
 from agentq.storage.why import DEPTH
@@ -113,6 +114,26 @@ def test_the_lease_the_due_time_and_the_next_look_are_told(stage: Stage) -> None
     assert wait.until is not None
     assert wait.since is not None
     assert wait.until - wait.since == timedelta(seconds=15)
+
+
+@tool
+def hand_over() -> str:
+    """Hand it over."""
+    raise Deferred(deadline_secs=600)
+
+
+@pytest.mark.parametrize("asked", ["approval", "deferred"])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_until_when_a_person_or_the_outside_may_answer_is_told(stage: Stage, asked: str, calls: int) -> None:
+    if asked == "approval":
+        made = agent(situations.acts(calls), "done", approve={"act": ApprovalRule(deadline_secs=600)})
+    else:
+        made = agent([Call("hand_over", {}) for _ in range(calls)], "done", tools=[hand_over])
+    handle = stage.work(made)
+    waits = handle.why().waiting_for
+    assert [wait.until for wait in waits] == [approval.expires_at for approval in handle.approvals()]
+    assert len(waits) == calls
+    assert None not in [wait.until for wait in waits]
 
 
 def test_a_run_that_does_not_exist_is_not_found(database: Database) -> None:

@@ -20,6 +20,7 @@ from agentq.errors import (
 CODES = {
     "AgentqError": "agentq_error",
     "ConfigError": "config_invalid",
+    "InputError": "input_invalid",
     "UnknownAgentError": "unknown_agent",
     "SchemaOutdatedError": "schema_outdated",
     "UnavailableError": "unavailable",
