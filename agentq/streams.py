@@ -46,10 +46,12 @@ class Stream:
         self._put(delta)
 
     def settle(self, text: str | None) -> None:
-        """Take back what was shown where the reply says something else (None: where there is no reply)."""
+        """Take back what was shown where the reply says something else, and show that (None: there is no reply)."""
         shown = self._shown()
         if shown and clean("".join(piece.text for piece in shown if piece.kind == "text")) != text:
             self.reset()
+            if text:
+                self.add(Delta("text", text))
 
     def reset(self) -> None:
         """Take back what was shown, here or by an attempt that was lost."""

@@ -168,6 +168,19 @@ def test_what_was_shown_of_a_reply_that_says_something_else_is_taken_back(databa
     assert kinds(all_events(handle))[-4:] == ["model.delta", "model.reset", "step", "run.ended"]
 
 
+def test_what_the_reply_says_instead_of_what_was_shown_is_shown(database: Database) -> None:
+    def twice(on_delta: Callable[[Delta], None]) -> str:
+        # As behind a proxy that tried again in the middle of its answer.
+        on_delta(Delta("text", "Half a"))
+        on_delta(Delta("text", "Whole."))
+        return "Whole."
+
+    drain = Drain(database, agent := Agent("test", model=Writer(twice), stream=True))
+    handle = drain.enqueue(agent)
+    drain.work()
+    assert shown(all_events(handle)) == handle.result().text == "Whole."
+
+
 def test_what_a_lost_worker_has_shown_is_taken_back_before_anything_else_is_shown(database: Database) -> None:
     def half(on_delta: Callable[[Delta], None]) -> str:
         on_delta(Delta("text", "Half a"))
