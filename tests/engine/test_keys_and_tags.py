@@ -71,7 +71,7 @@ def test_runs_are_found_by_their_tags_through_the_index(drain: Drain, database: 
     wanted = drain.enqueue(TEST, tags={"customer": "7", "order": "77"})
     with database.autocommit() as connection:
         connection.execute("ANALYZE agentq.runs")
-        values = {"status": None, "agent": None, "tags": '{"order":"77"}', "before": None, "limit": 50}
+        values = {"status": None, "agent": None, "tags": '{"order":"77"}', "before": None, "limit": 50, "thread": None}
         plan = connection.execute(b"EXPLAIN " + queries._LIST_ALL, values).scalars()
     assert any("runs_tags" in line for line in plan), plan
     assert [run.id for run in drain.client.runs(tags={"order": "77"})] == [wanted.id]

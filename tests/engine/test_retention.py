@@ -166,11 +166,11 @@ ROWS_READ = """
 def test_of_runs_that_are_too_young_no_more_than_a_page_is_read(drain: Drain) -> None:
     drain.client.enqueue_many("answering", ["x"] * (6 * PAGE))
     with drain.database.autocommit() as connection:
-        connection.execute("analyze agentq.runs")
+        # What is no more is in the indexes until then, and is read as well.
+        connection.execute("vacuum analyze agentq.runs")
     with drain.database.transaction() as connection:
         assert page(connection, keep_secs=30 * DAY, after="").last is None
         read = connection.execute(ROWS_READ).scalar()
-    # An index may have entries of rows that are no more, and is read further for them.
     assert 0 < read < 2 * PAGE
 
 

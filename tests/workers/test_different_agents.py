@@ -24,13 +24,13 @@ batch = [Call("act", {{"n": n}}) for n in (1, 2, 3)]
 {name} = Agent({name!r}, model=Scripted([Call("act", {{"n": 0}}), batch, "by {name}"]), tools=[act])
 """
 RUNS = 25
-# Every step that is put off by more than it takes to be announced, whoever does it.
+# Every step that is put off as where nobody has its agent; for a second or some it may be where all who have are busy.
 WATCH = (
     "CREATE TABLE public.put_off (run_id text, secs float)",
     """CREATE FUNCTION public.put_off() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
         INSERT INTO public.put_off VALUES (NEW.id, extract(epoch FROM NEW.due_at - now())); RETURN NULL; END $$""",
     """CREATE TRIGGER put_off AFTER UPDATE ON agentq.runs FOR EACH ROW
-        WHEN (NEW.due_at > now() + interval '2 s') EXECUTE FUNCTION public.put_off()""",
+        WHEN (NEW.due_at > now() + interval '9 s') EXECUTE FUNCTION public.put_off()""",
 )
 UNWATCH = ("DROP FUNCTION IF EXISTS public.put_off CASCADE", "DROP TABLE IF EXISTS public.put_off")
 
